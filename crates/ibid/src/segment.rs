@@ -1,0 +1,255 @@
+//! Parts into DEFLATE segments, and segments into one gzip member, so that no byte is
+//! compressed twice.
+//!
+//! A segment is raw DEFLATE (RFC 1951) that ends on a byte boundary and is not final, so
+//! segments can be put one behind the other. The artefact is [`HEADER`], the segments, and
+//! [`Trailer`]: an empty final block, the combined CRC-32 and the length (RFC 1952 section 2.3).
+
+use zlib_rs::{Deflate, DeflateFlush, Inflate, InflateFlush, Status};
+
+/// The format version of artefacts written by this code.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Names what the bytes of a segment depend on: crate, version, level, format version. A job
+/// keeps it; a binary whose encoder has another id does not touch the job.
+pub const ENCODER_ID: &str = "zlib-rs 0.6.8 level 4 format 1";
+
+const LEVEL: i32 = 4;
+const WINDOW_BITS: u8 = 15;
+
+/// The head of a gzip member: deflate, no flags, mtime 0, XFL 0, OS 255 (RFC 1952 section 2.3).
+pub const HEADER: [u8; 10] = [0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255];
+
+/// One part, compressed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub bytes: Vec<u8>,
+    /// CRC-32 of the raw bytes.
+    pub crc32: u32,
+    pub raw_bytes: u64,
+}
+
+/// Why a part could not be compressed, which only a defect or a broken machine can bring about.
+#[derive(Debug, thiserror::Error)]
+#[error("the encoder failed: {0}")]
+pub struct EncodeError(String);
+
+/// Compresses one whole part. The same bytes in give the same bytes out on every machine: all
+/// of `raw` is given in one call, into a buffer that holds the worst case.
+///
+/// # Errors
+/// The encoder failed, or what it wrote does not inflate to what went in.
+pub fn encode(raw: &[u8]) -> Result<Segment, EncodeError> {
+    let failed = |what: String| EncodeError(what);
+    let mut deflate = Deflate::new(LEVEL, false, WINDOW_BITS);
+    let mut bytes = vec![0; bound(raw.len())];
+    let status = deflate
+        .compress(raw, &mut bytes, DeflateFlush::SyncFlush)
+        .map_err(|e| failed(format!("{e:?}")))?;
+    if status != Status::Ok || deflate.total_in() != raw.len() as u64 {
+        return Err(failed(format!(
+            "{} of {} bytes were taken",
+            deflate.total_in(),
+            raw.len()
+        )));
+    }
+    bytes.truncate(deflate.total_out() as usize);
+    bytes.shrink_to_fit();
+    let segment = Segment {
+        bytes,
+        crc32: crc32fast::hash(raw),
+        raw_bytes: raw.len() as u64,
+    };
+    verify(&segment.bytes, segment.crc32, segment.raw_bytes).map_err(|e| failed(e.to_string()))?;
+    Ok(segment)
+}
+
+/// The most that [`encode`] makes of `raw_bytes`. Part of the encoder's identity.
+fn bound(raw_bytes: usize) -> usize {
+    raw_bytes + (raw_bytes + 7) / 8 + (raw_bytes + 63) / 64 + 64
+}
+
+/// Why a segment is not what it should be.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BrokenSegment {
+    #[error("the segment is not valid DEFLATE")]
+    NotDeflate,
+    #[error("the segment inflates to other bytes")]
+    OtherBytes,
+}
+
+/// Inflates a segment, in bounded memory, and compares CRC-32 and length.
+///
+/// # Errors
+/// The segment is damaged, ends early, is final, or holds other bytes.
+pub fn verify(bytes: &[u8], crc32: u32, raw_bytes: u64) -> Result<(), BrokenSegment> {
+    // Without the mark of a flush (an empty stored block) the segment may end inside a byte.
+    if !bytes.ends_with(&[0, 0, 0xff, 0xff]) {
+        return Err(BrokenSegment::NotDeflate);
+    }
+    let mut inflate = Inflate::new(false, WINDOW_BITS);
+    let mut crc = crc32fast::Hasher::new();
+    let mut out = vec![0; 64 * 1024];
+    loop {
+        let (taken, given) = (inflate.total_in(), inflate.total_out());
+        let status = inflate
+            .decompress(&bytes[taken as usize..], &mut out, InflateFlush::SyncFlush)
+            .map_err(|_| BrokenSegment::NotDeflate)?;
+        let fresh = (inflate.total_out() - given) as usize;
+        crc.update(&out[..fresh]);
+        if status == Status::StreamEnd || inflate.total_out() > raw_bytes {
+            return Err(BrokenSegment::OtherBytes);
+        }
+        let stuck = fresh == 0 && inflate.total_in() == taken;
+        if stuck || (fresh < out.len() && inflate.total_in() == bytes.len() as u64) {
+            break;
+        }
+    }
+    if inflate.total_in() != bytes.len() as u64
+        || inflate.total_out() != raw_bytes
+        || crc.finalize() != crc32
+    {
+        return Err(BrokenSegment::OtherBytes);
+    }
+    Ok(())
+}
+
+/// The CRC-32 and length of all segments so far: what the end of the artefact says.
+#[derive(Clone, Debug, Default)]
+pub struct Trailer {
+    crc: crc32fast::Hasher,
+    raw_bytes: u64,
+}
+
+impl Trailer {
+    /// Counts the next segment in.
+    pub fn push(&mut self, crc32: u32, raw_bytes: u64) {
+        self.crc
+            .combine(&crc32fast::Hasher::new_with_initial_len(crc32, raw_bytes));
+        self.raw_bytes += raw_bytes;
+    }
+
+    /// The last ten bytes: an empty final block, CRC-32, length modulo 2^32, little-endian.
+    pub fn bytes(self) -> [u8; 10] {
+        let mut out = [3, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        out[2..6].copy_from_slice(&self.crc.finalize().to_le_bytes());
+        out[6..10].copy_from_slice(&(self.raw_bytes as u32).to_le_bytes());
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use sha2::{Digest, Sha256};
+
+    /// Text that has matches near and far, literals, and runs.
+    fn sample(bytes: usize, seed: u32) -> Vec<u8> {
+        let words = [
+            "alpha",
+            "beta ",
+            "export",
+            "chat\n",
+            "\u{1f600}",
+            "0000000",
+            "{\"seq\":",
+        ];
+        let mut state = seed;
+        let mut out = Vec::with_capacity(bytes + 8);
+        while out.len() < bytes {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            out.extend_from_slice(words[(state >> 16) as usize % words.len()].as_bytes());
+            if state & 0x700 == 0 {
+                out.push((state >> 24) as u8);
+            }
+        }
+        out.truncate(bytes);
+        out
+    }
+
+    /// An update of the encoder shows here. It must then get a new id, and the old one must
+    /// stay, for the jobs that were created with it.
+    #[test]
+    fn the_encoder_writes_the_bytes_that_its_id_stands_for() {
+        for (raw, golden) in [
+            (
+                b"a".to_vec(),
+                "8cb66c8cd094aa293ce3b4f3ca9c47c2e66d0bb6d3eaeed005ce81bb9f2eb84a",
+            ),
+            (
+                sample(1000, 1),
+                "cfd916087fb9983c26b38cfebbf540de2eff29f0d9cd27efeca2bbd6ff8f0a59",
+            ),
+            (
+                sample(1 << 20, 2),
+                "e217adb1fa84438fdf728e1d3bcc4a51e98f3d7784ce49e84fb371659bf43437",
+            ),
+            (
+                vec![b'x'; 300_000],
+                "9cc520ddf544b3cd05b2ea0b974448d0f57e5439321b8bf84054f4de4938f2ce",
+            ),
+            (
+                (0..=255).cycle().take(70_000).collect(),
+                "cdbc3e2e99afd44782a3252f1a9451e0f22012aaeaf0681afcdce493c3b30982",
+            ),
+        ] {
+            let segment = encode(&raw).expect("encodes");
+            let digest = hex::encode(Sha256::digest(&segment.bytes));
+            assert_eq!(digest, golden, "{} raw bytes", raw.len());
+        }
+    }
+
+    #[test]
+    fn segments_joined_are_one_gzip_member() {
+        let parts = [sample(5000, 3), sample(1, 4), sample(200_000, 5)];
+        let mut file = HEADER.to_vec();
+        let mut trailer = Trailer::default();
+        for part in &parts {
+            let segment = encode(part).expect("encodes");
+            file.extend_from_slice(&segment.bytes);
+            trailer.push(segment.crc32, segment.raw_bytes);
+        }
+        file.extend_from_slice(&trailer.bytes());
+
+        let mut inflate = Inflate::new(true, 15 + 16);
+        let mut out = vec![0; 300_000];
+        let status = inflate.decompress(&file, &mut out, InflateFlush::Finish);
+        assert_eq!(status, Ok(Status::StreamEnd));
+        assert_eq!(inflate.total_in(), file.len() as u64);
+        assert_eq!(out[..inflate.total_out() as usize], parts.concat());
+    }
+
+    #[test]
+    fn an_export_of_nothing_is_a_valid_gzip_of_nothing() {
+        let mut file = HEADER.to_vec();
+        file.extend_from_slice(&Trailer::default().bytes());
+        let mut inflate = Inflate::new(true, 15 + 16);
+        let mut out = [0; 16];
+        let status = inflate.decompress(&file, &mut out, InflateFlush::Finish);
+        assert_eq!((status, inflate.total_out()), (Ok(Status::StreamEnd), 0));
+    }
+
+    #[test]
+    fn a_damaged_segment_does_not_verify() {
+        let raw = sample(100_000, 6);
+        let good = encode(&raw).expect("encodes");
+        let check = |bytes: &[u8]| verify(bytes, good.crc32, good.raw_bytes);
+        assert_eq!(check(&good.bytes), Ok(()));
+        assert!(check(&good.bytes[..good.bytes.len() - 6]).is_err());
+        assert!(check(&[]).is_err());
+        let mut longer = good.bytes.clone();
+        longer.extend_from_slice(b"garbage");
+        assert!(check(&longer).is_err());
+        let mut doubled = good.bytes.clone();
+        doubled.extend_from_slice(&good.bytes);
+        assert!(check(&doubled).is_err());
+        let mut final_block = good.bytes.clone();
+        final_block.extend_from_slice(&[3, 0]);
+        assert!(check(&final_block).is_err());
+        for at in (0..good.bytes.len()).step_by(97) {
+            let mut flipped = good.bytes.clone();
+            flipped[at] ^= 0x10;
+            assert!(check(&flipped).is_err(), "byte {at}");
+        }
+    }
+}
