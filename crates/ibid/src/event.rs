@@ -199,7 +199,7 @@ impl Event {
             hash.update((part.len() as u64).to_be_bytes());
             hash.update(part);
         };
-        let mut target = |target: &Target, put: &mut dyn FnMut(&[u8])| match target {
+        let target = |target: &Target, put: &mut dyn FnMut(&[u8])| match target {
             Target::Seq { conv, seq } => {
                 put(b"seq");
                 put(conv.as_str().as_bytes());

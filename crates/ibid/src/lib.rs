@@ -5,9 +5,25 @@
 
 pub mod cut;
 pub mod event;
+pub mod export;
+pub mod exporter;
 pub mod ids;
+pub mod import;
 pub mod json;
+pub mod key;
+pub mod ledger;
+pub mod limits;
+pub mod link;
+pub mod parts;
 pub mod render;
+pub mod scope;
 pub mod segment;
 pub mod snapshot;
+pub mod source;
+pub mod sqlite;
 pub mod time;
+pub mod token;
+pub mod vault;
+pub mod verify;
+pub mod work;
+pub mod worker;

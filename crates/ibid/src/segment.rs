@@ -66,7 +66,7 @@ pub fn encode(raw: &[u8]) -> Result<Segment, EncodeError> {
 
 /// The most that [`encode`] makes of `raw_bytes`. Part of the encoder's identity.
 fn bound(raw_bytes: usize) -> usize {
-    raw_bytes + (raw_bytes + 7) / 8 + (raw_bytes + 63) / 64 + 64
+    raw_bytes + raw_bytes.div_ceil(8) + raw_bytes.div_ceil(64) + 64
 }
 
 /// Why a segment is not what it should be.

@@ -1,0 +1,338 @@
+//! What the process runs with: flags, environment, `ibid.toml` and defaults made
+//! into one [`Settings`].
+//!
+//! A setting has one key, `x_y`, and is given as flag `--x-y`, as environment
+//! variable `IBID_X_Y` or as `x_y` in the file; the first of these that is there
+//! wins, and only the winner is judged. The file is the one named by `--config`
+//! (or `IBID_CONFIG`), else `ibid.toml` in the data folder if there is one.
+//! Whatever cannot work is refused before anything starts, all of it at once.
+//!
+//! To add a key: one entry in the table of `keys.rs`, which is also its field in
+//! [`Settings`], and its name in the set of flags it belongs to.
+
+mod environment;
+mod file;
+mod flags;
+mod keys;
+mod parse;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+pub use environment::Environment;
+pub use flags::{Flags, ServeFlags, StoreFlags, WorkFlags};
+pub use keys::Settings;
+
+use keys::{Form, Key};
+
+/// The effective configuration: the settings, and where each came from.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Every setting, parsed.
+    pub settings: Settings,
+    entries: Vec<Entry>,
+}
+
+/// One key of the effective configuration, fit to be shown to anyone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Entry {
+    /// The key as `ibid.toml` spells it.
+    pub key: &'static str,
+    /// The value as it was given, or `None` when the key has none. A secret, or
+    /// a URL's credentials, are replaced by a mark.
+    pub value: Option<String>,
+    /// What gave the value.
+    pub origin: Origin,
+}
+
+/// What gave a key its value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// The flag named after the key.
+    Flag,
+    /// An environment variable.
+    Environment {
+        /// Its name, as `IBID_PART_BYTES`.
+        variable: String,
+    },
+    /// The configuration file.
+    File {
+        /// The file as it was named, or as the data folder leads to it.
+        path: PathBuf,
+        /// The line of the key, from 1.
+        line: usize,
+    },
+    /// Nothing else did.
+    Default,
+}
+
+/// Why the process cannot start: one sentence for each thing to put right, one
+/// to a line, each saying what to do. No secret stands in any of them.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", problems.join("\n"))]
+pub struct ConfigError {
+    problems: Vec<String>,
+}
+
+impl Config {
+    /// Makes the effective configuration, reading at most one file.
+    ///
+    /// A file that is named must be there; the one in the data folder need not.
+    /// Relative paths stay as they were given.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] with every problem found: keys and variables that do not
+    /// exist, values that cannot work, a file that cannot be read.
+    pub fn resolve(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
+        let mut problems = Vec::new();
+        let mut given = environment.layer(&mut problems);
+        given.extend(flags.layer(&mut problems));
+
+        let file = match flags.config().or_else(|| environment.config()) {
+            Some((path, origin)) => file::named(Path::new(path), &origin, &mut problems),
+            None => file::found(&data_folder(&given), &given, &mut problems),
+        };
+        let file_is_known = file.is_some();
+        for (key, value) in file.unwrap_or_default() {
+            given.entry(key).or_insert(value);
+        }
+
+        let mut reading = Reading {
+            data: data_folder(&given),
+            given,
+            entries: Vec::new(),
+            problems,
+        };
+        let settings = Settings::read(&mut reading);
+        // An unreadable file may hold the very value that makes the two agree.
+        if file_is_known {
+            reading.compare_days();
+        }
+
+        match settings {
+            Some(settings) if reading.problems.is_empty() => Ok(Config {
+                settings,
+                entries: reading.entries,
+            }),
+            _ => Err(ConfigError::new(reading.problems)),
+        }
+    }
+
+    /// Every key, in the order of the reference.
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.iter()
+    }
+
+    /// The entries as lines of text for a person: key, value and origin in
+    /// columns under a heading, each line ended.
+    pub fn table(&self) -> String {
+        let heading = ["KEY", "VALUE", "ORIGIN"].map(str::to_owned);
+        let rows: Vec<[String; 3]> = std::iter::once(heading)
+            .chain(self.entries().map(|entry| {
+                let value = entry.value.clone().unwrap_or_else(|| "none".to_owned());
+                [entry.key.to_owned(), value, entry.origin.to_string()]
+            }))
+            .collect();
+        let width = |column: usize| {
+            let widths = rows.iter().map(|row| row[column].chars().count());
+            widths.max().unwrap_or(0)
+        };
+        let (key_width, value_width) = (width(0), width(1));
+        rows.iter()
+            .map(|[key, value, origin]| {
+                format!("{key:key_width$}  {value:value_width$}  {origin}\n")
+            })
+            .collect()
+    }
+
+    /// The entries for a program: an array of `{"key", "value", "origin"}`, the
+    /// value a string, or null when the key has none.
+    pub fn json(&self) -> Value {
+        self.entries()
+            .map(|entry| {
+                json!({
+                    "key": entry.key,
+                    "value": entry.value,
+                    "origin": entry.origin.to_string(),
+                })
+            })
+            .collect()
+    }
+}
+
+impl ConfigError {
+    /// Names and paths in a problem are another's words: what could break its
+    /// line or steer a terminal is escaped.
+    fn new(problems: Vec<String>) -> ConfigError {
+        let escape = |c: char| {
+            if c.is_control() {
+                c.escape_default().to_string()
+            } else {
+                c.into()
+            }
+        };
+        let lines = problems
+            .iter()
+            .map(|problem| problem.chars().map(escape).collect());
+        ConfigError {
+            problems: lines.collect(),
+        }
+    }
+
+    /// The problems, one sentence each, without a line break; at least one.
+    pub fn problems(&self) -> &[String] {
+        &self.problems
+    }
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Origin::Flag => f.write_str("flag"),
+            Origin::Environment { variable } => write!(f, "environment variable {variable}"),
+            Origin::File { path, line } => write!(f, "{}, line {line}", path.display()),
+            Origin::Default => f.write_str("default"),
+        }
+    }
+}
+
+/// What one source says, by key. Only keys of the table are in it.
+type Layer = BTreeMap<&'static str, Given>;
+
+/// A value before it is judged. It may be a secret, so it has no `Debug`.
+struct Given {
+    value: Written,
+    origin: Origin,
+}
+
+/// How a value was written.
+enum Written {
+    /// Text; all that a flag or a variable can say.
+    Text(String),
+    /// A whole number of the file, in decimal digits.
+    Number(String),
+    /// Something else of the file that no key takes: its kind, with an article.
+    Other(&'static str),
+}
+
+/// Takes the values one by one and collects what is wrong with them.
+struct Reading {
+    given: Layer,
+    data: PathBuf,
+    entries: Vec<Entry>,
+    problems: Vec<String>,
+}
+
+impl Reading {
+    /// The parsed value of `key`, or `None` once its problem is noted.
+    fn take<T>(&mut self, key: &Key, parse: impl FnOnce(&str) -> Result<T, String>) -> Option<T> {
+        let Given { value, origin } = self.given.remove(key.name).unwrap_or_else(|| Given {
+            value: Written::Text(key.default.value(&self.data)),
+            origin: Origin::Default,
+        });
+        let text = match &value {
+            Written::Text(text) => Ok(text),
+            Written::Number(digits) if key.form == Form::Number => Ok(digits),
+            Written::Number(_) => Err("it must be text, in quotes".to_owned()),
+            Written::Other(kind) => Err(match key.form {
+                Form::Text => format!("it is {kind} and must be text, in quotes"),
+                Form::Number => format!("it is {kind} and must be a whole number"),
+            }),
+        };
+        match text.and_then(|text| Ok((text, parse(text)?))) {
+            Ok((text, parsed)) => {
+                self.entries.push(Entry {
+                    key: key.name,
+                    value: (!text.is_empty()).then(|| key.shown(text)),
+                    origin,
+                });
+                Some(parsed)
+            }
+            Err(reason) => {
+                self.problems.push(refusal(key, &value, &origin, &reason));
+                None
+            }
+        }
+    }
+
+    /// Holds the two retention times against each other: a job's record must be
+    /// there as long as its artefact is.
+    fn compare_days(&mut self) {
+        let find = |key: &str| {
+            let entry = self.entries.iter().find(|entry| entry.key == key)?;
+            let days = entry.value.as_deref()?.parse::<u32>().ok()?;
+            Some((entry, days))
+        };
+        // What is missing here has been refused by itself.
+        let (Some((retention, least)), Some((record, days))) =
+            (find("retention_days"), find("record_days"))
+        else {
+            return;
+        };
+        if days < least {
+            let problem = format!(
+                "record_days = \"{days}\" ({}) cannot work: it must be at least retention_days, \
+                 which is \"{least}\" ({}); raise the one or lower the other",
+                place(record.key, &record.origin),
+                place(retention.key, &retention.origin),
+            );
+            self.problems.push(problem);
+        }
+    }
+}
+
+/// The data folder that flags, environment and named file lead to. One that is
+/// not text is refused when its turn comes.
+fn data_folder(given: &Layer) -> PathBuf {
+    match given.get("data") {
+        Some(Given {
+            value: Written::Text(text),
+            ..
+        }) => PathBuf::from(text),
+        _ => PathBuf::from(keys::DATA),
+    }
+}
+
+/// The sentence that refuses a value. `reason` says what it must be and never
+/// repeats it.
+fn refusal(key: &Key, value: &Written, origin: &Origin, reason: &str) -> String {
+    let shown = match value {
+        Written::Text(text) => format!(" = {:?}", key.shown(text)),
+        Written::Number(digits) => format!(" = {}", key.shown(digits)),
+        Written::Other(_) => String::new(),
+    };
+    let place = place(key.name, origin);
+    format!("{}{shown} ({place}) cannot work: {reason}", key.name)
+}
+
+/// Where the value of `key` stands, for one who wants to change it.
+fn place(key: &str, origin: &Origin) -> String {
+    match origin {
+        Origin::Flag => format!("flag {}", keys::flag(key)),
+        Origin::Environment { .. } | Origin::File { .. } | Origin::Default => origin.to_string(),
+    }
+}
+
+/// The sentence that refuses a name that no key has. `spell` writes a key the
+/// way this source does, so that the advice can be copied.
+fn unknown(
+    place: &str,
+    name: &str,
+    others: &[&'static str],
+    spell: impl Fn(&str) -> String,
+) -> String {
+    let known = keys::names().chain(others.iter().copied());
+    match parse::nearest(name, known) {
+        Some(key) => format!(
+            "{place} is not a setting: write {} or remove it",
+            spell(key)
+        ),
+        None => format!("{place} is not a setting: remove it (`ibid config` lists all that are)"),
+    }
+}

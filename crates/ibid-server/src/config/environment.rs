@@ -1,0 +1,115 @@
+//! The environment: the only file of the process that reads it.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fmt;
+
+use super::{ConfigError, Given, Layer, Origin, Written, keys, unknown};
+
+const PREFIX: &str = "IBID_";
+
+/// Variables for whatever drives the tests; never settings.
+const TEST_PREFIX: &str = "IBID_TEST_";
+
+/// Names behind `IBID_` that are no keys: the file of the settings, what the
+/// client commands take, and what the log shows.
+const OTHERS: [&str; 4] = ["config", "token", "server", "log"];
+
+/// The `IBID_*` variables of a process.
+///
+/// Its `Debug` names the variables alone, since a value may be a secret.
+#[derive(Clone, Default)]
+pub struct Environment(BTreeMap<String, String>);
+
+impl Environment {
+    /// The variables this process was started with.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError`] if one of them is not UTF-8.
+    pub fn from_process() -> Result<Environment, ConfigError> {
+        Environment::from_os(std::env::vars_os())
+    }
+
+    /// As [`Environment::from_process`], of any variables.
+    pub(super) fn from_os(
+        variables: impl IntoIterator<Item = (OsString, OsString)>,
+    ) -> Result<Environment, ConfigError> {
+        let mut environment = Environment::default();
+        let mut problems = Vec::new();
+        for (name, value) in variables {
+            let name = name.to_string_lossy().into_owned();
+            if !name.starts_with(PREFIX) {
+                continue;
+            }
+            match value.into_string() {
+                Ok(value) => {
+                    environment.0.insert(name, value);
+                }
+                Err(_) => problems.push(format!(
+                    "the environment variable {name} is not UTF-8: set it to text, or unset it"
+                )),
+            }
+        }
+        if problems.is_empty() {
+            Ok(environment)
+        } else {
+            Err(ConfigError::new(problems))
+        }
+    }
+
+    /// The value of the variable `name`, as `IBID_TOKEN`.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(name).map(String::as_str)
+    }
+
+    /// The file that `IBID_CONFIG` names.
+    pub(super) fn config(&self) -> Option<(&str, Origin)> {
+        let variable = keys::variable("config");
+        let path = self.get(&variable)?;
+        Some((path, Origin::Environment { variable }))
+    }
+
+    pub(super) fn layer(&self, problems: &mut Vec<String>) -> Layer {
+        let mut layer = Layer::new();
+        for (variable, value) in &self.0 {
+            if is_no_setting(variable) {
+                continue;
+            }
+            let Some(key) = keys::KEYS
+                .iter()
+                .find(|key| keys::variable(key.name) == *variable)
+            else {
+                let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
+                let place = format!("the environment variable {variable}");
+                problems.push(unknown(&place, name, &OTHERS, keys::variable));
+                continue;
+            };
+            let value = Written::Text(value.clone());
+            let variable = variable.clone();
+            let origin = Origin::Environment { variable };
+            layer.insert(key.name, Given { value, origin });
+        }
+        layer
+    }
+}
+
+/// Takes the pairs whose name starts with `IBID_` and leaves the others.
+impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Environment {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Environment {
+        let pairs = pairs
+            .into_iter()
+            .map(|(name, value)| (name.into(), value.into()));
+        Environment(pairs.filter(|(name, _)| name.starts_with(PREFIX)).collect())
+    }
+}
+
+impl fmt::Debug for Environment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+fn is_no_setting(variable: &str) -> bool {
+    variable.starts_with(TEST_PREFIX) || OTHERS.iter().any(|name| keys::variable(name) == variable)
+}

@@ -1,0 +1,715 @@
+mod values;
+
+use std::ffi::OsString;
+use std::fs;
+use std::num::NonZeroU32;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::keys::{Fallback, KEYS};
+use super::*;
+
+/// A folder of its own for one test, with what is asked of the module from there.
+struct Case {
+    folder: TempDir,
+    flags: Vec<(&'static str, String)>,
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Case {
+    fn new() -> Case {
+        Case {
+            folder: tempfile::tempdir().unwrap(),
+            flags: Vec::new(),
+            variables: Vec::new(),
+        }
+    }
+
+    /// With its data folder given as a flag, and this `ibid.toml` in it.
+    fn with_file(text: &str) -> Case {
+        let case = Case::new();
+        fs::write(case.path("ibid.toml"), text).unwrap();
+        let data = case.path("");
+        case.flag("data", data.to_str().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn flag(mut self, key: &'static str, value: &str) -> Case {
+        self.flags.push((key, value.to_owned()));
+        self
+    }
+
+    fn variable(mut self, name: &'static str, value: &str) -> Case {
+        self.variables.push((name, value.to_owned()));
+        self
+    }
+
+    fn resolve(&self) -> Result<Config, ConfigError> {
+        let flags: Flags = self.flags.iter().cloned().collect();
+        let environment: Environment = self.variables.iter().cloned().collect();
+        Config::resolve(&flags, &environment)
+    }
+
+    fn settings(&self) -> Settings {
+        self.resolve().unwrap().settings
+    }
+
+    /// The problems, with the test's folder written as `DIR`.
+    fn problems(&self) -> Vec<String> {
+        let folder = self.folder.path().to_str().unwrap();
+        let error = self.resolve().unwrap_err();
+        let lines = error.problems().iter();
+        lines.map(|line| line.replace(folder, "DIR")).collect()
+    }
+
+    fn entry(&self, key: &str) -> Entry {
+        let config = self.resolve().unwrap();
+        config
+            .entries()
+            .find(|entry| entry.key == key)
+            .unwrap()
+            .clone()
+    }
+}
+
+fn flag(key: &'static str, value: &str) -> Case {
+    Case::new().flag(key, value)
+}
+
+/// Why `value` is refused for `key`: what stands behind the colon.
+fn reason(key: &'static str, value: &str) -> String {
+    let problems = flag(key, value).problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    let start = format!("{key} = {value:?} (flag {}) cannot work: ", keys::flag(key));
+    problems[0]
+        .strip_prefix(&start)
+        .unwrap_or_else(|| panic!("{problems:?}"))
+        .to_owned()
+}
+
+fn limited(number: u32) -> Option<NonZeroU32> {
+    NonZeroU32::new(number)
+}
+
+#[test]
+fn every_default_is_that_of_the_contract() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let expected = Settings {
+        data: PathBuf::from("./ibid-data"),
+        listen: "127.0.0.1:8787".parse().unwrap(),
+        public_url: None,
+        database: PathBuf::from("./ibid-data/ibid.db"),
+        artifacts: PathBuf::from("./ibid-data/artifacts"),
+        workers: 1,
+        render_threads: cores,
+        part_bytes: 1_048_576,
+        part_messages: None,
+        lease: Duration::from_secs(30),
+        max_attempts: 5,
+        poll: Duration::from_secs(1),
+        link: Duration::from_secs(300),
+        retention: Duration::from_secs(7 * 86_400),
+        record: Duration::from_secs(90 * 86_400),
+        unfinished_per_user: limited(3),
+        exports_per_user_per_day: limited(20),
+        running_per_user: limited(2),
+        signing_keys: PathBuf::from("./ibid-data/keys"),
+        drain: Duration::from_secs(10),
+    };
+    let config = Config::resolve(&Flags::default(), &Environment::default()).unwrap();
+    assert_eq!(config.settings, expected);
+    assert!(
+        config
+            .entries()
+            .all(|entry| entry.origin == Origin::Default)
+    );
+    assert!(config.entries().map(|entry| entry.key).eq(keys::names()));
+}
+
+#[test]
+fn a_flag_beats_the_environment_beats_the_file_beats_the_default() {
+    let none = Case::with_file("");
+    assert_eq!(none.settings().link, Duration::from_secs(300));
+    assert_eq!(none.entry("link_seconds").origin, Origin::Default);
+
+    let file = Case::with_file("# lifetime\nlink_seconds = 100\n");
+    assert_eq!(file.settings().link, Duration::from_secs(100));
+    let path = file.path("ibid.toml");
+    assert_eq!(
+        file.entry("link_seconds").origin,
+        Origin::File { path, line: 2 }
+    );
+
+    let variable = file.variable("IBID_LINK_SECONDS", "200");
+    assert_eq!(variable.settings().link, Duration::from_secs(200));
+    assert_eq!(
+        variable.entry("link_seconds").origin,
+        Origin::Environment {
+            variable: "IBID_LINK_SECONDS".to_owned()
+        }
+    );
+
+    let flag = variable.flag("link_seconds", "400");
+    assert_eq!(flag.settings().link, Duration::from_secs(400));
+    assert_eq!(flag.entry("link_seconds").origin, Origin::Flag);
+}
+
+#[test]
+fn only_the_value_that_wins_is_judged() {
+    let case = Case::with_file("link_seconds = true").variable("IBID_LINK_SECONDS", "9000");
+    assert_eq!(case.problems().len(), 1);
+    assert_eq!(
+        case.flag("link_seconds", "60").settings().link,
+        Duration::from_secs(60)
+    );
+}
+
+#[test]
+fn every_key_can_be_given_by_each_source() {
+    for key in &KEYS {
+        let value = match key.default.value(Path::new("/d")) {
+            none if none.is_empty() => "https://chat.example".to_owned(),
+            value => value,
+        };
+        // Under another name, since a found file may not name a data folder.
+        let case = Case::new();
+        let file = case.path("settings.toml");
+        fs::write(&file, format!("{} = {value:?}", key.name)).unwrap();
+        let case = case.flag("config", file.to_str().unwrap());
+        assert_eq!(
+            case.entry(key.name).origin,
+            Origin::File {
+                path: file,
+                line: 1
+            }
+        );
+        assert_eq!(flag(key.name, &value).entry(key.name).origin, Origin::Flag);
+
+        let variable = keys::variable(key.name);
+        let environment = Environment::from_iter([(variable.clone(), value)]);
+        let config = Config::resolve(&Flags::default(), &environment).unwrap();
+        let entry = config
+            .entries()
+            .find(|entry| entry.key == key.name)
+            .unwrap();
+        assert_eq!(entry.origin, Origin::Environment { variable });
+    }
+}
+
+#[test]
+fn paths_that_are_not_given_follow_the_data_folder() {
+    let settings = flag("data", "/srv/ibid/").settings();
+    assert_eq!(settings.database, Path::new("/srv/ibid/ibid.db"));
+    assert_eq!(settings.artifacts, Path::new("/srv/ibid/artifacts"));
+    assert_eq!(settings.signing_keys, Path::new("/srv/ibid/keys"));
+
+    let settings = flag("data", "some/where")
+        .flag("database", "sqlite:other.db")
+        .settings();
+    assert_eq!(settings.database, Path::new("other.db"));
+    assert_eq!(settings.artifacts, Path::new("some/where/artifacts"));
+}
+
+#[test]
+fn the_named_file_replaces_the_one_in_the_data_folder() {
+    let case = Case::with_file("workers = 2\nmax_attempts = 2");
+    let named = case.path("named.toml");
+    fs::write(&named, "workers = 3").unwrap();
+    let case = case.variable("IBID_CONFIG", named.to_str().unwrap());
+    assert_eq!(
+        (case.settings().workers, case.settings().max_attempts),
+        (3, 5)
+    );
+
+    let other = case.path("other.toml");
+    fs::write(&other, "workers = 4").unwrap();
+    let case = case.flag("config", other.to_str().unwrap());
+    assert_eq!(case.settings().workers, 4);
+}
+
+#[test]
+fn the_named_file_may_name_the_data_folder() {
+    let case = Case::new();
+    let named = case.path("named.toml");
+    fs::write(&named, "data = \"/srv/ibid\"").unwrap();
+    let case = case.flag("config", named.to_str().unwrap());
+    assert_eq!(case.settings().database, Path::new("/srv/ibid/ibid.db"));
+}
+
+#[test]
+fn a_found_file_may_not_lead_to_another_data_folder() {
+    // Only the default folder is found with nothing given, so this one door is
+    // entered behind the front.
+    let find = |text: &str| {
+        let case = Case::with_file(text);
+        let mut problems = Vec::new();
+        file::found(&case.path(""), &Layer::new(), &mut problems);
+        problems
+    };
+    let problems = find("data = \"/elsewhere\"");
+    assert_eq!(problems.len(), 1);
+    assert!(
+        problems[0].starts_with("data = \"/elsewhere\" ("),
+        "{problems:?}"
+    );
+    assert!(
+        problems[0].contains("use --data or IBID_DATA"),
+        "{problems:?}"
+    );
+    assert_eq!(find("workers = 2"), [""; 0]);
+
+    let case = Case::with_file("");
+    fs::write(
+        case.path("ibid.toml"),
+        format!("data = {:?}", case.folder.path()),
+    )
+    .unwrap();
+    let mut problems = Vec::new();
+    file::found(&case.path(""), &Layer::new(), &mut problems);
+    assert_eq!(problems, [""; 0]);
+}
+
+#[test]
+fn a_data_folder_given_by_flag_wins_over_that_of_the_file_in_it() {
+    let case = Case::with_file("data = \"/elsewhere\"");
+    assert_eq!(case.settings().data, case.folder.path());
+}
+
+#[test]
+fn a_bad_value_is_refused_with_key_value_origin_and_reason() {
+    let reason = "cannot work: it must be a whole number from 1 to 3600";
+    assert_eq!(
+        Case::new().variable("IBID_LINK_SECONDS", "9000").problems(),
+        [format!(
+            "link_seconds = \"9000\" (environment variable IBID_LINK_SECONDS) {reason}"
+        )]
+    );
+    assert_eq!(
+        flag("link_seconds", "soon").problems(),
+        [format!(
+            "link_seconds = \"soon\" (flag --link-seconds) {reason}"
+        )]
+    );
+    assert_eq!(
+        Case::with_file("\n\nlink_seconds = 0").problems(),
+        [format!("link_seconds = 0 (DIR/ibid.toml, line 3) {reason}")]
+    );
+    assert_eq!(
+        flag("data", "file:x").problems(),
+        [
+            "database = \"sqlite:file:x/ibid.db\" (default) cannot work: it must be sqlite:PATH \
+          with the path of a file, as sqlite:/srv/ibid/ibid.db"
+        ]
+    );
+}
+
+#[test]
+fn unknown_names_are_refused_with_the_nearest_known_one() {
+    let case = Case::with_file("workers = 2\nlink-seconds = 5\n\n[server]\nlisten = \"x\"")
+        .variable("IBID_LNK_SECONDS", "5")
+        .variable("IBID_TOKN", "5")
+        .variable("IBID_link_seconds", "5")
+        .variable("IBID_ZEBRA", "5")
+        .flag("drain_second", "5");
+    assert_eq!(
+        case.problems(),
+        [
+            "the environment variable IBID_LNK_SECONDS is not a setting: write IBID_LINK_SECONDS \
+             or remove it",
+            "the environment variable IBID_TOKN is not a setting: write IBID_TOKEN or remove it",
+            "the environment variable IBID_ZEBRA is not a setting: remove it (`ibid config` \
+             lists all that are)",
+            "the environment variable IBID_link_seconds is not a setting: write \
+             IBID_LINK_SECONDS or remove it",
+            "the flag --drain-second is not a setting: write --drain-seconds or remove it",
+            "link-seconds (DIR/ibid.toml, line 2) is not a setting: write link_seconds or remove \
+             it",
+            "server (DIR/ibid.toml, line 4) is not a setting: remove it (`ibid config` lists all \
+             that are)",
+        ]
+    );
+    assert_eq!(
+        Case::with_file("config = \"x\"\ntoken = \"x\"")
+            .problems()
+            .len(),
+        2
+    );
+}
+
+#[test]
+fn a_name_is_near_within_a_slip_or_two_for_its_length() {
+    let nearest = |name| parse::nearest(name, keys::names());
+    for name in ["dta", "daata", "dota", "DATA"] {
+        assert_eq!(nearest(name), Some("data"), "{name}");
+    }
+    assert_eq!(nearest("Retention-Day"), Some("retention_days"));
+    for name in ["dt", "", "host", "dota_x"] {
+        assert_eq!(nearest(name), None, "{name}");
+    }
+}
+
+#[test]
+fn variables_that_are_no_settings_are_left_alone() {
+    let case = Case::new()
+        .variable("IBID_TOKEN", "ibid_x")
+        .variable("IBID_SERVER", "http://localhost:8787")
+        .variable("IBID_LOG", "debug")
+        .variable("IBID_TEST_CLOCK", "1")
+        .variable("PATH", "/bin");
+    case.settings();
+    let environment: Environment = case.variables.iter().cloned().collect();
+    assert_eq!(environment.get("IBID_TOKEN"), Some("ibid_x"));
+    assert_eq!(environment.get("PATH"), None);
+}
+
+#[test]
+fn a_named_file_that_is_not_there_is_refused() {
+    let path = "/nowhere/ibid.toml";
+    assert_eq!(
+        flag("config", path).problems(),
+        [
+            "the configuration file \"/nowhere/ibid.toml\" (flag --config) does not exist: correct \
+          its path or name none"
+        ]
+    );
+    assert_eq!(
+        Case::new().variable("IBID_CONFIG", path).problems(),
+        [
+            "the configuration file \"/nowhere/ibid.toml\" (environment variable IBID_CONFIG) does \
+          not exist: correct its path or name none"
+        ]
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_refused() {
+    let case = Case::new();
+    fs::create_dir(case.path("ibid.toml")).unwrap();
+    let data = case.folder.path().to_str().unwrap().to_owned();
+    let problems = case.flag("data", &data).problems();
+    assert_eq!(problems.len(), 1);
+    assert!(
+        problems[0].starts_with("the configuration file \"DIR/ibid.toml\" cannot be read: "),
+        "{problems:?}"
+    );
+}
+
+#[test]
+fn a_file_that_is_not_toml_is_refused_with_its_line_and_without_its_text() {
+    for (text, line) in [
+        ("workers = 1\npublic_url = \"hunter2\nlisten = \"x\"\n", 2),
+        ("workers = 1\n\nhunter2\n", 3),
+        ("workers =\nlisten = \"hunter2\"", 1),
+        ("workers = 1\nworkers = 2", 2),
+        ("[hunter2\n", 1),
+    ] {
+        let problems = Case::with_file(text).problems();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        let start = format!("DIR/ibid.toml, line {line}: this is not TOML (");
+        assert!(problems[0].starts_with(&start), "{text:?}: {problems:?}");
+        assert!(!problems[0].contains("hunter2"), "{problems:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_not_utf8_is_refused_with_its_line() {
+    let case = Case::with_file("");
+    fs::write(
+        case.path("ibid.toml"),
+        b"workers = 1\npublic_url = \"\xff\"",
+    )
+    .unwrap();
+    assert_eq!(
+        case.problems(),
+        ["DIR/ibid.toml, line 2: this is not UTF-8; save the file as UTF-8"]
+    );
+}
+
+#[cfg(unix)]
+#[test]
+fn a_variable_that_is_not_utf8_is_refused_unless_it_is_anothers() {
+    use std::os::unix::ffi::OsStringExt;
+    let bad = || OsString::from_vec(vec![0xff]);
+    let error = Environment::from_os([("IBID_DATA".into(), bad())]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the environment variable IBID_DATA is not UTF-8: set it to text, or unset it"
+    );
+    Environment::from_os([("OTHER".into(), bad()), (bad(), bad())]).unwrap();
+}
+
+#[test]
+fn all_problems_are_reported_together_a_line_each() {
+    let case = Case::with_file("link_seconds = 0\nrecord_days = 3\nbogus = 1")
+        .variable("IBID_WORKERS", "many")
+        .variable("IBID_BOGUS\nNAME", "x")
+        .flag("listen", "nowhere");
+    let problems = case.problems();
+    let starts: Vec<&str> = problems
+        .iter()
+        .map(|line| line.split([' ', ':']).next().unwrap())
+        .collect();
+    assert_eq!(
+        starts,
+        [
+            "the",
+            "bogus",
+            "listen",
+            "workers",
+            "link_seconds",
+            "record_days"
+        ]
+    );
+    let text = case.resolve().unwrap_err().to_string();
+    assert_eq!(text.lines().count(), problems.len());
+}
+
+#[test]
+fn a_broken_file_does_not_hide_other_problems_or_make_some_up() {
+    let case = Case::with_file("record_days = 200\noops")
+        .flag("retention_days", "100")
+        .flag("listen", "nowhere");
+    let problems = case.problems();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems[0].contains("line 2: this is not TOML"));
+    assert!(problems[1].starts_with("listen = "));
+}
+
+#[test]
+fn a_secret_is_shown_nowhere() {
+    const SECRET: Key = Key {
+        name: "webhook_secret",
+        means: "Signs webhooks",
+        default: Fallback::Nothing,
+        form: Form::Text,
+        secret: true,
+    };
+    for value in [
+        Written::Text("hunter2".to_owned()),
+        Written::Number("hunter2".to_owned()),
+    ] {
+        let given = Given {
+            value,
+            origin: Origin::Flag,
+        };
+        let mut reading = Reading {
+            given: Layer::from([("webhook_secret", given)]),
+            data: PathBuf::new(),
+            entries: Vec::new(),
+            problems: Vec::new(),
+        };
+        let refused: Option<()> = reading.take(&SECRET, |_| Err("it must be longer".to_owned()));
+        assert_eq!(refused, None);
+        assert!(
+            reading.problems[0].starts_with("webhook_secret = "),
+            "{:?}",
+            reading.problems
+        );
+        assert!(
+            !reading.problems[0].contains("hunter2"),
+            "{:?}",
+            reading.problems
+        );
+    }
+
+    let given = Given {
+        value: Written::Text("hunter2".to_owned()),
+        origin: Origin::Flag,
+    };
+    let mut reading = Reading {
+        given: Layer::from([("webhook_secret", given)]),
+        data: PathBuf::new(),
+        entries: Vec::new(),
+        problems: Vec::new(),
+    };
+    assert_eq!(reading.take(&SECRET, |text| Ok(text.len())), Some(7));
+    assert_eq!(reading.entries[0].value.as_deref(), Some("(secret)"));
+
+    let flags = Flags::from_iter([("webhook_secret", "hunter2")]);
+    let environment = Environment::from_iter([("IBID_TOKEN", "hunter2")]);
+    let serve = ServeFlags {
+        listen: Some("hunter2".to_owned()),
+        ..ServeFlags::default()
+    };
+    assert_eq!(
+        format!("{flags:?} {environment:?} {serve:?}"),
+        r#"{"webhook_secret"} {"IBID_TOKEN"} {"listen"}"#
+    );
+}
+
+#[test]
+fn the_configuration_prints_itself_as_a_table() {
+    let case = Case::with_file("workers = 3").variable("IBID_LINK_SECONDS", "60");
+    let table = case
+        .resolve()
+        .unwrap()
+        .table()
+        .replace(case.folder.path().to_str().unwrap(), "DIR");
+    let lines: Vec<Vec<&str>> = table
+        .lines()
+        .map(|line| {
+            line.split("  ")
+                .filter(|cell| !cell.is_empty())
+                .map(str::trim)
+                .collect()
+        })
+        .collect();
+    assert_eq!(lines.len(), 1 + KEYS.len());
+    assert_eq!(lines[0], ["KEY", "VALUE", "ORIGIN"]);
+    for line in [
+        ["data", "DIR/", "flag"],
+        ["public_url", "none", "default"],
+        ["workers", "3", "DIR/ibid.toml, line 1"],
+        [
+            "link_seconds",
+            "60",
+            "environment variable IBID_LINK_SECONDS",
+        ],
+    ] {
+        assert!(lines.contains(&line.to_vec()), "{table}");
+    }
+    let default = Config::resolve(&Flags::default(), &Environment::default())
+        .unwrap()
+        .table();
+    let columns = default
+        .lines()
+        .map(|line| line.find("default").or(line.find("ORIGIN")));
+    assert!(
+        columns
+            .clone()
+            .all(|column| column == columns.clone().next().unwrap()),
+        "{default}"
+    );
+}
+
+#[test]
+fn the_configuration_prints_itself_as_json() {
+    let config = flag("part_bytes", "2 MiB").resolve().unwrap();
+    let json = config.json();
+    assert_eq!(json.as_array().unwrap().len(), KEYS.len());
+    assert_eq!(
+        json[0],
+        json!({"key": "data", "value": "./ibid-data", "origin": "default"})
+    );
+    assert_eq!(
+        json[2],
+        json!({"key": "public_url", "value": null, "origin": "default"})
+    );
+    assert_eq!(
+        json[7],
+        json!({"key": "part_bytes", "value": "2 MiB", "origin": "flag"})
+    );
+}
+
+#[test]
+fn every_key_has_one_flag_whose_help_names_its_default() {
+    let command = StoreFlags::augment_args(Command::new("ibid"));
+    let command = ServeFlags::augment_args(WorkFlags::augment_args(command));
+    command.clone().debug_assert();
+    let flags = || {
+        command
+            .get_arguments()
+            .filter(|argument| argument.get_id() != "config")
+    };
+    assert_eq!(flags().count(), KEYS.len());
+    for argument in flags() {
+        let key = keys::find(argument.get_id().as_str()).unwrap();
+        assert_eq!(
+            format!("--{}", argument.get_long().unwrap()),
+            keys::flag(key.name)
+        );
+        let help = argument.get_help().unwrap().to_string();
+        assert_eq!(
+            help,
+            format!("{} [default: {}]", key.means.trim(), default_in_words(key))
+        );
+        assert!(argument.get_long_help().is_none());
+    }
+}
+
+fn default_in_words(key: &Key) -> String {
+    match key.name {
+        "public_url" => "none".to_owned(),
+        "render_threads" => "cores".to_owned(),
+        _ => key.default.value(Path::new("<data>")),
+    }
+}
+
+#[test]
+fn flags_of_all_sets_arrive_under_their_keys() {
+    let command = StoreFlags::augment_args(Command::new("ibid"));
+    let command = ServeFlags::augment_args(WorkFlags::augment_args(command));
+    let line = [
+        "ibid",
+        "--data",
+        "d",
+        "--lease-seconds",
+        "9",
+        "--unfinished-per-user",
+        "0",
+    ];
+    let matches = command.try_get_matches_from(line).unwrap();
+    let store = StoreFlags::from_arg_matches(&matches).unwrap();
+    let work = WorkFlags::from_arg_matches(&matches).unwrap();
+    let serve = ServeFlags::from_arg_matches(&matches).unwrap();
+    let flags = store.flags().merge(work.flags()).merge(serve.flags());
+    assert_eq!(
+        format!("{flags:?}"),
+        r#"{"data", "lease_seconds", "unfinished_per_user"}"#
+    );
+    let settings = Config::resolve(&flags, &Environment::default())
+        .unwrap()
+        .settings;
+    assert_eq!(settings.data, Path::new("d"));
+    assert_eq!(settings.lease, Duration::from_secs(9));
+    assert_eq!(settings.unfinished_per_user, None);
+}
+
+#[test]
+fn a_command_keeps_its_own_text_when_it_takes_a_set() {
+    #[derive(Parser)]
+    struct Ibid {
+        #[command(subcommand)]
+        _command: Commands,
+    }
+    #[derive(Subcommand)]
+    enum Commands {
+        /// Inline.
+        Inline {
+            #[command(flatten)]
+            _store: StoreFlags,
+        },
+        /// Apart.
+        Apart(Apart),
+        Own(Own),
+        Bare {
+            #[command(flatten)]
+            _store: StoreFlags,
+        },
+    }
+    #[derive(Args)]
+    struct Apart {
+        #[command(flatten)]
+        _store: StoreFlags,
+    }
+    /// Own.
+    #[derive(Args)]
+    struct Own {
+        #[command(flatten)]
+        _store: StoreFlags,
+    }
+    let command = Ibid::command();
+    let texts: Vec<_> = command
+        .get_subcommands()
+        .map(|one| one.get_about().map(ToString::to_string))
+        .collect();
+    let expected = [Some("Inline"), Some("Apart"), Some("Own"), None];
+    assert_eq!(texts, expected.map(|text| text.map(str::to_owned)));
+}

@@ -1,0 +1,273 @@
+//! The facade: everything that an edge (HTTP, command line) asks for goes through here.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use tokio::sync::Notify;
+
+use crate::cut::CutRule;
+use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
+use crate::ids::{JobId, UserId};
+use crate::key::IdempotencyKey;
+use crate::ledger::sqlite::SqliteLedger;
+use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
+use crate::limits::Limits;
+use crate::link::{KeyRing, Link, LinkError};
+use crate::scope::Request;
+use crate::segment;
+use crate::source::sqlite::SqliteSource;
+use crate::source::{Source, SourceError};
+use crate::sqlite::{Db, OpenError};
+use crate::time::{Clock, Time};
+use crate::vault::{Key, Vault, VaultError};
+use crate::work::Workshop;
+
+/// The terms on which new exports are created and fetched.
+#[derive(Clone, Copy, Debug)]
+pub struct ExportTerms {
+    pub limits: Limits,
+    /// The cut rule of new jobs.
+    pub cut: CutRule,
+    pub link_life: Duration,
+}
+
+/// The log, the ledger and the vault, with what may be done to them.
+#[derive(Clone)]
+pub struct Exporter {
+    pub source: Arc<dyn Source>,
+    pub ledger: Arc<dyn Ledger>,
+    pub vault: Vault,
+    terms: ExportTerms,
+    created: Arc<Notify>,
+}
+
+/// Why the store of an installation could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum ExporterError {
+    #[error(transparent)]
+    Database(#[from] OpenError),
+    #[error(
+        "cannot use the folder of artefacts {path}: {source}; make it writable, or name another with --artifacts"
+    )]
+    Vault { path: String, source: VaultError },
+}
+
+/// A download that may go ahead.
+#[derive(Clone, Debug)]
+pub struct Download {
+    pub export: Export,
+    pub artefact: Artefact,
+}
+
+/// Why a download is refused, in the order in which it is checked.
+#[derive(Debug, thiserror::Error)]
+pub enum DownloadError {
+    #[error("the link is not valid")]
+    LinkInvalid,
+    #[error("the link has expired")]
+    LinkExpired,
+    #[error("the account is disabled")]
+    AccountDisabled,
+    #[error("the export was revoked")]
+    Revoked(RevokedBy),
+    #[error("the export has expired")]
+    Expired,
+    #[error("the export is not ready")]
+    NotReady,
+    /// The store does not answer, or the bytes are missing or of another length.
+    #[error("the artefact is not available: {0}")]
+    ArtefactUnavailable(String),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
+impl Exporter {
+    /// Opens the embedded installation: log and ledger in one SQLite file, artefacts in a
+    /// folder. Both are created where missing.
+    ///
+    /// # Errors
+    /// Each with what to do about it.
+    pub fn open(
+        database: &Path,
+        artifacts: &Path,
+        clock: Clock,
+        terms: ExportTerms,
+    ) -> Result<Exporter, ExporterError> {
+        let db = Db::open(database)?;
+        let vault = Vault::in_folder(artifacts).map_err(|source| ExporterError::Vault {
+            path: artifacts.display().to_string(),
+            source,
+        })?;
+        Ok(Exporter {
+            source: Arc::new(SqliteSource::new(db.clone())),
+            ledger: Arc::new(SqliteLedger::new(db, clock)),
+            vault,
+            terms,
+            created: Arc::default(),
+        })
+    }
+
+    pub fn terms(&self) -> &ExportTerms {
+        &self.terms
+    }
+
+    /// Told whenever this exporter creates a job; workers in the same process wait on it.
+    pub fn created(&self) -> Arc<Notify> {
+        Arc::clone(&self.created)
+    }
+
+    /// Where workers do their work.
+    pub fn workshop(&self, render_threads: usize, hold_after_parts: Option<u64>) -> Workshop {
+        Workshop {
+            source: Arc::clone(&self.source),
+            ledger: Arc::clone(&self.ledger),
+            vault: self.vault.clone(),
+            render_threads,
+            hold_after_parts,
+        }
+    }
+
+    /// Asks for an export. The same user, key and request give the same job, however often and
+    /// however concurrently they come.
+    ///
+    /// # Errors
+    /// See [`CreateError`]; a refused request does not use up its key.
+    pub async fn request(
+        &self,
+        user: UserId,
+        key: IdempotencyKey,
+        request: Request,
+    ) -> Result<Created, CreateError> {
+        let job_id = JobId::random().map_err(|e| {
+            LedgerError::Unavailable(format!("the system gives no random numbers: {e}"))
+        })?;
+        let recipe = Recipe {
+            format: request.format,
+            format_version: segment::FORMAT_VERSION,
+            encoder: segment::ENCODER_ID.to_owned(),
+            cut: self.terms.cut,
+        };
+        let new = NewExport {
+            job_id,
+            user,
+            key,
+            request,
+            recipe,
+        };
+        let created = self.ledger.create(new, self.terms.limits).await?;
+        if matches!(created, Created::New(_)) {
+            self.created.notify_one();
+        }
+        Ok(created)
+    }
+
+    /// The job with this id if it is `user`'s.
+    pub async fn find(&self, user: &UserId, job: JobId) -> Result<Option<Found>, LedgerError> {
+        let found = self.ledger.find(job).await?;
+        Ok(found.filter(|found| found.export.user == *user))
+    }
+
+    /// A user's jobs, newest first.
+    pub async fn list(
+        &self,
+        user: &UserId,
+        before: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Vec<Found>, LedgerError> {
+        self.ledger.list(user, before, limit).await
+    }
+
+    /// Takes an export back on behalf of an admin; its bytes stay until the retention ends.
+    pub async fn revoke(&self, job: JobId, reason: String) -> Result<Export, LedgerError> {
+        let event = Event::Revoked {
+            by: RevokedBy::Admin,
+            reason,
+        };
+        let (export, _) = self.ledger.decide(job, event).await?;
+        Ok(export)
+    }
+
+    /// Takes an admin's revocation back.
+    pub async fn restore(&self, job: JobId) -> Result<Export, LedgerError> {
+        let (export, change) = self.ledger.decide(job, Event::Restored).await?;
+        debug_assert_eq!(change, Change::Changed);
+        Ok(export)
+    }
+
+    /// A fresh link to the artefact of `export` for its own user: the query, and until when.
+    pub fn link(&self, ring: &KeyRing, export: &Export, now: Time) -> (String, Time) {
+        let exp = now.plus(self.terms.link_life).seconds();
+        let link = Link {
+            job: export.job_id,
+            user: export.user.clone(),
+            exp,
+        };
+        (ring.sign(&link), Time::from_seconds(exp))
+    }
+
+    /// Checks a download, in the order that the contract gives.
+    ///
+    /// # Errors
+    /// The first check that fails.
+    pub async fn download(
+        &self,
+        ring: &KeyRing,
+        job: JobId,
+        query: &str,
+    ) -> Result<Download, DownloadError> {
+        let now = self.ledger.now().await?;
+        let link = ring.verify(job, query, now).map_err(|error| match error {
+            LinkError::Invalid => DownloadError::LinkInvalid,
+            LinkError::Expired => DownloadError::LinkExpired,
+        })?;
+        // A signature does not stand in for authorisation: all that follows is asked anew.
+        let found = self.find(&link.user, job).await?;
+        let export = found.ok_or(DownloadError::LinkInvalid)?.export;
+        if !self.source.account_enabled(&link.user).await? {
+            return Err(DownloadError::AccountDisabled);
+        }
+        match export.state_at(now) {
+            State::Revoked => {
+                let by = export.revocation.as_ref().map(|revocation| revocation.by);
+                return Err(DownloadError::Revoked(by.unwrap_or(RevokedBy::Admin)));
+            }
+            State::Expired => return Err(DownloadError::Expired),
+            State::Queued | State::Running | State::Failed => return Err(DownloadError::NotReady),
+            State::Done => {}
+        }
+        let Some(artefact) = export.artefact.clone() else {
+            return Err(DownloadError::NotReady);
+        };
+        match self.vault.length(artefact_key(&export, &artefact)).await {
+            Ok(length) if length == artefact.bytes => Ok(Download { export, artefact }),
+            Ok(length) => Err(DownloadError::ArtefactUnavailable(format!(
+                "it is {length} bytes long instead of {}",
+                artefact.bytes
+            ))),
+            Err(error) => Err(DownloadError::ArtefactUnavailable(error.to_string())),
+        }
+    }
+
+    /// The bytes of `range` of an artefact; ends with an error if they cannot be read.
+    pub async fn read(
+        &self,
+        download: &Download,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
+        let key = artefact_key(&download.export, &download.artefact);
+        self.vault.read(key, range).await
+    }
+}
+
+fn artefact_key(export: &Export, artefact: &Artefact) -> Key {
+    Key::Artefact {
+        job: export.job_id,
+        claim: artefact.claim,
+    }
+}

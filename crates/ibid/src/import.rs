@@ -1,0 +1,406 @@
+//! A file of events into the log: checked whole, then written in short transactions, and gone
+//! on with where it was interrupted.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Seek as _};
+
+use sha2::{Digest as _, Sha256};
+
+use crate::event::{Event, EventKind, Invalid, MAX_LINE_BYTES, Target};
+use crate::ids::ConvId;
+use crate::source::{
+    Batch, KnownId, Outcome, Progress, Source, SourceError, id_taken, no_such_message,
+    not_a_message, unknown_message,
+};
+
+/// The most events in one transaction: another writer waits no longer than that.
+const BATCH_EVENTS: usize = 5_000;
+/// The most bytes of lines in one batch, so that memory stays small for long lines.
+const BATCH_BYTES: usize = 8 * 1024 * 1024;
+/// How long the lock is left to others between two transactions.
+const BREATH: std::time::Duration = std::time::Duration::from_millis(2);
+
+/// What an import did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    pub accepted: u64,
+    pub duplicates: u64,
+    pub unchanged: u64,
+    /// Invalid lines that were left out.
+    pub skipped: u64,
+    /// Lines that an earlier, interrupted run of the same import had written.
+    pub continued_after_line: u64,
+}
+
+/// What an import is at.
+#[derive(Debug)]
+pub enum Note<'a> {
+    /// So many bytes of the file are checked.
+    Checked(u64),
+    /// So many bytes of the file are in the log.
+    Written(u64),
+    /// A line is invalid: refused, or skipped if that was asked for.
+    Refused { line: u64, invalid: &'a Invalid },
+}
+
+/// Why an import ended without writing everything.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("cannot read the file: {0}")]
+    Read(#[from] io::Error),
+    /// Each was told as a [`Note::Refused`]; nothing was written.
+    #[error("{0} lines are invalid; nothing was written")]
+    Refused(u64),
+    #[error(
+        "the file changed while it was read; what is written stays, so import the rest as \
+         another file"
+    )]
+    FileChanged,
+    #[error(
+        "line {line} was valid when the file was checked and is not any more, because the log \
+         was written to meanwhile ({invalid}); the lines before it are written, and the same \
+         command goes on from there once it is mended"
+    )]
+    Overtaken { line: u64, invalid: Invalid },
+    #[error(transparent)]
+    Source(SourceError),
+}
+
+impl From<SourceError> for ImportError {
+    fn from(error: SourceError) -> ImportError {
+        match error {
+            SourceError::Invalid { line, invalid } => ImportError::Overtaken { line, invalid },
+            other => ImportError::Source(other),
+        }
+    }
+}
+
+/// Imports `file`, which must be one that can be read again from its beginning.
+///
+/// The whole file is checked first; unless `skip_invalid`, one invalid line means that nothing
+/// is written. Memory grows with the number of conversations and of ids in the file, not with
+/// its length.
+///
+/// # Errors
+/// See [`ImportError`]. What was written stays, and the same call goes on after it.
+pub async fn import(
+    source: &dyn Source,
+    file: &mut File,
+    skip_invalid: bool,
+    note: &mut (dyn FnMut(Note<'_>) + Send),
+) -> Result<Report, ImportError> {
+    let digest = digest(file)?;
+    let done = source.imported(digest).await?;
+    let mut report = Report {
+        continued_after_line: done.map_or(0, |done| done.lines),
+        ..Report::default()
+    };
+    if done.is_some_and(|done| done.finished) {
+        return Ok(report);
+    }
+    let refused = check(source, file, report.continued_after_line, note).await?;
+    if refused > 0 && !skip_invalid {
+        return Err(ImportError::Refused(refused));
+    }
+    write(source, file, digest, skip_invalid, &mut report, note).await?;
+    Ok(report)
+}
+
+fn digest(file: &mut File) -> io::Result<[u8; 32]> {
+    file.rewind()?;
+    let mut reader = BufReader::with_capacity(256 * 1024, file);
+    let mut hash = Sha256::new();
+    loop {
+        let chunk = reader.fill_buf()?;
+        if chunk.is_empty() {
+            return Ok(hash.finalize().into());
+        }
+        hash.update(chunk);
+        let length = chunk.len();
+        reader.consume(length);
+    }
+}
+
+/// Checks the lines after `skip`; gives how many are invalid.
+async fn check(
+    source: &dyn Source,
+    file: &mut File,
+    skip: u64,
+    note: &mut (dyn FnMut(Note<'_>) + Send),
+) -> Result<u64, ImportError> {
+    file.rewind()?;
+    let mut lines = Lines::new(file, skip);
+    let mut log = LogModel::default();
+    let mut refused = 0;
+    loop {
+        let batch = lines.next_batch()?;
+        if batch.is_empty() {
+            return Ok(refused);
+        }
+        log.learn(source, &batch).await?;
+        for (line, event) in &batch {
+            let verdict = match event {
+                Ok(event) => log.apply(event),
+                Err(invalid) => Err(invalid.clone()),
+            };
+            if let Err(invalid) = &verdict {
+                refused += 1;
+                note(Note::Refused {
+                    line: *line,
+                    invalid,
+                });
+            }
+        }
+        note(Note::Checked(lines.bytes));
+    }
+}
+
+async fn write(
+    source: &dyn Source,
+    file: &mut File,
+    digest: [u8; 32],
+    skip_invalid: bool,
+    report: &mut Report,
+    note: &mut (dyn FnMut(Note<'_>) + Send),
+) -> Result<(), ImportError> {
+    file.rewind()?;
+    let mut lines = Lines::new(file, report.continued_after_line);
+    loop {
+        let batch = lines.next_batch()?;
+        let finished = batch.is_empty();
+        if finished && lines.digest() != digest {
+            return Err(ImportError::FileChanged);
+        }
+        let mut events = Vec::with_capacity(batch.len());
+        for (line, event) in batch {
+            match event {
+                Ok(event) => events.push((line, event)),
+                Err(_) if skip_invalid => report.skipped += 1,
+                Err(invalid) => return Err(ImportError::Overtaken { line, invalid }),
+            }
+        }
+        let outcomes = source
+            .append(Batch {
+                events,
+                skip_invalid,
+                import: Some(Progress {
+                    digest,
+                    lines: lines.number,
+                    finished,
+                }),
+            })
+            .await?;
+        for outcome in outcomes {
+            match outcome {
+                Outcome::Accepted { .. } => report.accepted += 1,
+                Outcome::Duplicate => report.duplicates += 1,
+                Outcome::Unchanged => report.unchanged += 1,
+                Outcome::Invalid(_) => report.skipped += 1,
+            }
+        }
+        note(Note::Written(lines.bytes));
+        if finished {
+            return Ok(());
+        }
+        tokio::time::sleep(BREATH).await;
+    }
+}
+
+/// What the log will be, as far as the validity of events depends on it.
+#[derive(Default)]
+struct LogModel {
+    last_seq: HashMap<ConvId, Option<u64>>,
+    ids: HashMap<String, Option<KnownId>>,
+}
+
+impl LogModel {
+    /// Asks the log for the conversations and ids that stand in `batch` for the first time.
+    async fn learn(
+        &mut self,
+        source: &dyn Source,
+        batch: &[(u64, Result<Event, Invalid>)],
+    ) -> Result<(), SourceError> {
+        let (mut convs, mut ids) = (Vec::new(), Vec::new());
+        let valid = batch.iter().filter_map(|(_, event)| event.as_ref().ok());
+        for event in valid {
+            let (conv, message) = match &event.kind {
+                EventKind::Message { conv, .. } => (Some(conv), None),
+                EventKind::Edit { target, .. }
+                | EventKind::Recall { target, .. }
+                | EventKind::Restore { target, .. } => match target {
+                    Target::Seq { conv, .. } => (Some(conv), None),
+                    Target::Id(id) => (None, Some(id)),
+                },
+                EventKind::Join { .. }
+                | EventKind::Leave { .. }
+                | EventKind::Account { .. }
+                | EventKind::Conv { .. } => (None, None),
+            };
+            if let Some(conv) = conv
+                && !self.last_seq.contains_key(conv)
+            {
+                self.last_seq.insert(conv.clone(), None);
+                convs.push(conv.clone());
+            }
+            for id in [event.id.as_ref(), message].into_iter().flatten() {
+                if !self.ids.contains_key(id) {
+                    self.ids.insert(id.clone(), None);
+                    ids.push(id.clone());
+                }
+            }
+        }
+        if convs.is_empty() && ids.is_empty() {
+            return Ok(());
+        }
+        let known = source.known(convs, ids).await?;
+        for (conv, last) in known.last_seq {
+            self.last_seq.insert(conv, Some(last));
+        }
+        for (id, of) in known.ids {
+            self.ids.insert(id, Some(of));
+        }
+        Ok(())
+    }
+
+    /// Judges an event as the log would, and takes it in if it is valid.
+    fn apply(&mut self, event: &Event) -> Result<(), Invalid> {
+        let id = event.id.as_ref().map(|id| (id, event.digest()));
+        if let Some((id, digest)) = &id
+            && let Some(Some(known)) = self.ids.get(*id)
+        {
+            return if known.digest == *digest {
+                Ok(())
+            } else {
+                Err(id_taken())
+            };
+        }
+        let mut is_message = false;
+        match &event.kind {
+            EventKind::Message { conv, .. } => {
+                is_message = true;
+                let last = self.last_seq.entry(conv.clone()).or_default();
+                *last = Some(last.unwrap_or(0) + 1);
+            }
+            EventKind::Edit { target, .. }
+            | EventKind::Recall { target, .. }
+            | EventKind::Restore { target, .. } => self.check_target(target)?,
+            EventKind::Join { .. }
+            | EventKind::Leave { .. }
+            | EventKind::Account { .. }
+            | EventKind::Conv { .. } => {}
+        }
+        if let Some((id, digest)) = id {
+            self.ids
+                .insert(id.clone(), Some(KnownId { digest, is_message }));
+        }
+        Ok(())
+    }
+
+    fn check_target(&self, target: &Target) -> Result<(), Invalid> {
+        match target {
+            Target::Seq { conv, seq } => match self.last_seq.get(conv) {
+                Some(Some(last)) if seq <= last => Ok(()),
+                _ => Err(no_such_message(conv, *seq)),
+            },
+            Target::Id(id) => match self.ids.get(id) {
+                Some(Some(known)) if known.is_message => Ok(()),
+                Some(Some(_)) => Err(not_a_message(id)),
+                _ => Err(unknown_message(id)),
+            },
+        }
+    }
+}
+
+/// The lines of a file with their numbers, read in bounded memory.
+struct Lines<'a> {
+    reader: BufReader<&'a mut File>,
+    hash: Sha256,
+    /// The number of the line read last, from 1.
+    number: u64,
+    bytes: u64,
+    skip: u64,
+}
+
+impl<'a> Lines<'a> {
+    fn new(file: &'a mut File, skip: u64) -> Lines<'a> {
+        Lines {
+            reader: BufReader::with_capacity(256 * 1024, file),
+            hash: Sha256::new(),
+            number: 0,
+            bytes: 0,
+            skip,
+        }
+    }
+
+    /// The digest of what has been read so far.
+    fn digest(&self) -> [u8; 32] {
+        self.hash.clone().finalize().into()
+    }
+
+    /// The next events, or none at the end of the file. Lines of white space count and say
+    /// nothing.
+    fn next_batch(&mut self) -> io::Result<Vec<(u64, Result<Event, Invalid>)>> {
+        let mut batch = Vec::new();
+        let mut line = Vec::new();
+        let mut bytes = 0;
+        while batch.len() < BATCH_EVENTS && bytes < BATCH_BYTES {
+            let Some(fits) = self.read_line(&mut line)? else {
+                break;
+            };
+            if self.number <= self.skip {
+                continue;
+            }
+            bytes += line.len();
+            if !fits {
+                let invalid = Invalid::line("the line is longer than 4 MiB");
+                batch.push((self.number, Err(invalid)));
+            } else if !line.iter().all(u8::is_ascii_whitespace) {
+                batch.push((self.number, Event::parse(self.without_mark(&line))));
+            }
+        }
+        Ok(batch)
+    }
+
+    /// A byte order mark at the head of the file is not part of its first line.
+    fn without_mark<'l>(&self, line: &'l [u8]) -> &'l [u8] {
+        match line.strip_prefix(b"\xef\xbb\xbf") {
+            Some(rest) if self.number == 1 => rest,
+            _ => line,
+        }
+    }
+
+    /// Reads one line without its end; `Some(false)` if it was too long to keep, `None` at the
+    /// end of the file.
+    fn read_line(&mut self, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
+        line.clear();
+        let mut fits = true;
+        let mut any = false;
+        loop {
+            let chunk = self.reader.fill_buf()?;
+            if chunk.is_empty() {
+                break;
+            }
+            any = true;
+            let end = chunk.iter().position(|byte| *byte == b'\n');
+            let taken = end.map_or(chunk.len(), |at| at + 1);
+            let text = &chunk[..end.unwrap_or(chunk.len())];
+            if line.len() + text.len() > MAX_LINE_BYTES {
+                fits = false;
+            } else {
+                line.extend_from_slice(text);
+            }
+            self.hash.update(&chunk[..taken]);
+            self.bytes += taken as u64;
+            self.reader.consume(taken);
+            if end.is_some() {
+                break;
+            }
+        }
+        if !any {
+            return Ok(None);
+        }
+        self.number += 1;
+        Ok(Some(fits))
+    }
+}

@@ -1,0 +1,111 @@
+//! The log into the raw parts of an export, in order: the same for a worker that writes them
+//! and for a check that compares them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::cut::CutRule;
+use crate::render::{Message, write_line};
+use crate::snapshot::Snapshot;
+use crate::source::{Place, Source, SourceError, Windows};
+
+/// One part before it is compressed.
+pub struct RawPart {
+    /// From 0.
+    pub number: u64,
+    pub first: Place,
+    pub last: Place,
+    pub messages: u64,
+    pub lines: Vec<u8>,
+}
+
+/// Runs through the messages of an export once, in order, and cuts them into parts.
+pub struct PartReader<'a> {
+    source: &'a dyn Source,
+    snapshot: &'a Snapshot,
+    windows: &'a Arc<Windows>,
+    cut: CutRule,
+    /// Read and not yet rendered.
+    page: VecDeque<(Place, Message)>,
+    /// The message that the next part begins with.
+    next: Option<Place>,
+    number: u64,
+}
+
+impl<'a> PartReader<'a> {
+    pub fn new(
+        source: &'a dyn Source,
+        snapshot: &'a Snapshot,
+        windows: &'a Arc<Windows>,
+        cut: CutRule,
+    ) -> PartReader<'a> {
+        PartReader {
+            source,
+            snapshot,
+            windows,
+            cut,
+            page: VecDeque::new(),
+            next: windows.first(),
+            number: 0,
+        }
+    }
+
+    /// The message that the next part begins with, or `None` after the last part.
+    pub fn place(&self) -> Option<Place> {
+        self.next
+    }
+
+    /// The number of the next part.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Takes the next part for done: it ends with the message at `last`.
+    pub fn skip(&mut self, last: Place) {
+        self.next = self.windows.after(last);
+        self.number += 1;
+        while self.page.front().is_some_and(|(place, _)| *place <= last) {
+            self.page.pop_front();
+        }
+    }
+
+    /// Renders the next part, or gives `None` after the last one.
+    pub async fn read(&mut self) -> Result<Option<RawPart>, SourceError> {
+        let Some(first) = self.next else {
+            return Ok(None);
+        };
+        let mut part = RawPart {
+            number: self.number,
+            first,
+            last: first,
+            messages: 0,
+            lines: Vec::new(),
+        };
+        while let Some(at) = self.next {
+            if self.page.is_empty() {
+                let page = self.source.page(self.snapshot, self.windows, at).await?;
+                self.page = page.messages.into();
+            }
+            let Some((place, message)) = self.page.pop_front().filter(|(place, _)| *place == at)
+            else {
+                return Err(SourceError::LogChanged(format!(
+                    "message {} was not where it belongs",
+                    at.seq
+                )));
+            };
+            let conv = self
+                .windows
+                .get(place.window)
+                .map_or("", |window| window.conv.as_str());
+            write_line(conv, &message, &mut part.lines);
+            part.last = place;
+            part.messages += 1;
+            self.next = self.windows.after(place);
+            if self.cut.ends(part.lines.len() as u64, part.messages) {
+                break;
+            }
+        }
+        self.number += 1;
+        Ok(Some(part))
+    }
+}

@@ -1,0 +1,273 @@
+//! Where the log is: who was where when, and what was said.
+
+pub mod sqlite;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::event::{Event, Invalid};
+use crate::ids::{ConvId, UserId};
+use crate::render::Message;
+use crate::snapshot::{Snapshot, Window};
+
+/// The log of a chat application.
+///
+/// Entries are only ever added, in an order that all of them share (`gseq`).
+#[async_trait]
+pub trait Source: Send + Sync {
+    /// Appends the events of a batch in order, all or none of them, and says what became of
+    /// each. With `skip_invalid` an invalid one is skipped; else it fails the batch.
+    async fn append(&self, batch: Batch) -> Result<Vec<Outcome>, SourceError>;
+
+    /// What the log knows already of these conversations and ids.
+    async fn known(&self, convs: Vec<ConvId>, ids: Vec<String>) -> Result<Known, SourceError>;
+
+    /// How far the file with this digest has been imported; `None` if never begun.
+    async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError>;
+
+    /// Messages in their order from `place` on, as `windows` show them in `snapshot`: at least
+    /// one, and no more than fit a page. Every call is one short transaction; since the
+    /// snapshot is data, pages of different transactions agree.
+    ///
+    /// # Errors
+    /// [`SourceError::LogChanged`] if the log no longer holds what the snapshot says.
+    async fn page(
+        &self,
+        snapshot: &Snapshot,
+        windows: &Arc<Windows>,
+        place: Place,
+    ) -> Result<Page, SourceError>;
+
+    /// Whether the account is enabled; one that no event names is.
+    async fn account_enabled(&self, user: &UserId) -> Result<bool, SourceError>;
+
+    /// Enables or disables an account: the event `account`.
+    async fn set_account(&self, user: &UserId, enabled: bool) -> Result<(), SourceError>;
+}
+
+/// Events to append in one transaction, each with the number of its line.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    pub events: Vec<(u64, Event)>,
+    pub skip_invalid: bool,
+    /// Recorded in the same transaction, so that an interrupted import goes on where it was.
+    pub import: Option<Progress>,
+}
+
+/// How far an import is once its batch is committed.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    pub digest: [u8; 32],
+    pub lines: u64,
+    pub finished: bool,
+}
+
+/// How far an import was when somebody looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Imported {
+    pub lines: u64,
+    pub finished: bool,
+}
+
+/// What became of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// Taken; a message has its number.
+    Accepted { assigned: Option<(ConvId, u64)> },
+    /// The same event with the same id is there already.
+    Duplicate,
+    /// It would change nothing.
+    Unchanged,
+    /// Skipped.
+    Invalid(Invalid),
+}
+
+/// What the log knows of some conversations and ids.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// The number of the newest message of each conversation that exists.
+    pub last_seq: HashMap<ConvId, u64>,
+    pub ids: HashMap<String, KnownId>,
+}
+
+/// An id that an event has used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KnownId {
+    pub digest: [u8; 32],
+    /// Whether the event was a message.
+    pub is_message: bool,
+}
+
+/// All that a job's user may see, in order of conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
+pub struct Windows(Vec<Window>);
+
+/// The place of a message in the order of an artefact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Place {
+    /// Index of the window.
+    pub window: usize,
+    pub seq: u64,
+}
+
+impl Windows {
+    /// Takes windows in any order and sorts them by conversation, bytewise. Windows without
+    /// messages are left out.
+    pub fn new(mut windows: Vec<Window>) -> Windows {
+        for window in &mut windows {
+            window.stays.sort_by_key(|stay| stay.first_seq);
+        }
+        windows.retain(|window| window.messages() > 0);
+        windows.sort_by(|a, b| a.conv.cmp(&b.conv));
+        Windows(windows)
+    }
+
+    pub fn get(&self, index: usize) -> Option<&Window> {
+        self.0.get(index)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Window> {
+        self.0.iter()
+    }
+
+    pub fn messages(&self) -> u64 {
+        self.0.iter().map(Window::messages).sum()
+    }
+
+    /// The place of the first message, or `None` if there is none.
+    pub fn first(&self) -> Option<Place> {
+        self.at_or_after(Place { window: 0, seq: 0 })
+    }
+
+    /// The place of the message that follows the one at `place`.
+    pub fn after(&self, place: Place) -> Option<Place> {
+        self.at_or_after(Place {
+            window: place.window,
+            seq: place.seq + 1,
+        })
+    }
+
+    /// Where the message `seq` of `conv` stands, if it is one that may be seen.
+    pub fn find(&self, conv: &str, seq: u64) -> Option<Place> {
+        let window = self
+            .0
+            .binary_search_by(|window| window.conv.as_str().cmp(conv))
+            .ok()?;
+        let place = Place { window, seq };
+        (self.at_or_after(place) == Some(place)).then_some(place)
+    }
+
+    fn at_or_after(&self, place: Place) -> Option<Place> {
+        let mut seq = place.seq;
+        for (index, window) in self.0.iter().enumerate().skip(place.window) {
+            for stay in &window.stays {
+                let next = seq.max(stay.first_seq);
+                if next <= stay.last_seq {
+                    return Some(Place {
+                        window: index,
+                        seq: next,
+                    });
+                }
+            }
+            seq = 0;
+        }
+        None
+    }
+}
+
+/// Messages in their order, each with its place.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    pub messages: Vec<(Place, Message)>,
+}
+
+/// Why the log could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// An event of a batch is invalid; nothing of the batch was written.
+    #[error("line {line}: {invalid}")]
+    Invalid { line: u64, invalid: Invalid },
+    /// The log no longer holds what was in it when the export was created.
+    #[error("the log was changed: {0}")]
+    LogChanged(String),
+    /// The database does not answer; it may later.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+impl From<crate::sqlite::DbError> for SourceError {
+    fn from(error: crate::sqlite::DbError) -> SourceError {
+        SourceError::Unavailable(error.to_string())
+    }
+}
+
+impl From<rusqlite::Error> for SourceError {
+    fn from(error: rusqlite::Error) -> SourceError {
+        crate::sqlite::DbError::from(error).into()
+    }
+}
+
+/// The refusals that depend on the log, in one place so that the check of a file and the
+/// writing of it say the same.
+pub(crate) fn id_taken() -> Invalid {
+    Invalid::field("id", "is already used by an event with other content")
+}
+
+pub(crate) fn no_such_message(conv: &ConvId, seq: u64) -> Invalid {
+    let reason = format!("conversation {:?} has no message {seq}", conv.as_str());
+    Invalid::field("seq", reason)
+}
+
+pub(crate) fn not_a_message(id: &str) -> Invalid {
+    let reason = format!("{id:?} is the id of an event that is not a message");
+    Invalid::field("message", reason)
+}
+
+pub(crate) fn unknown_message(id: &str) -> Invalid {
+    Invalid::field("message", format!("no message has the id {id:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::snapshot::Stay;
+
+    fn window(conv: &str, ranges: &[(u64, u64)]) -> Window {
+        Window {
+            conv: ConvId::parse(conv).unwrap(),
+            stays: ranges
+                .iter()
+                .map(|(first_seq, last_seq)| Stay {
+                    from_gseq: *first_seq,
+                    to_gseq: None,
+                    first_seq: *first_seq,
+                    last_seq: *last_seq,
+                })
+                .collect(),
+        }
+    }
+
+    #[test]
+    fn places_walk_through_the_windows_in_order() {
+        let windows = Windows::new(vec![
+            window("b", &[(5, 6), (9, 9)]),
+            window("empty", &[(3, 2)]),
+            window("B", &[(1, 1)]),
+        ]);
+        let mut walked = Vec::new();
+        let mut place = windows.first();
+        while let Some(at) = place {
+            walked.push((windows.get(at.window).unwrap().conv.to_string(), at.seq));
+            place = windows.after(at);
+        }
+        let expected = [("B", 1), ("b", 5), ("b", 6), ("b", 9)];
+        assert_eq!(walked, expected.map(|(conv, seq)| (conv.to_owned(), seq)));
+        assert_eq!(windows.messages(), 4);
+        assert_eq!(windows.find("b", 9), Some(Place { window: 1, seq: 9 }));
+        assert_eq!(windows.find("b", 7), None);
+        assert_eq!(windows.find("empty", 3), None);
+        assert_eq!(Windows::default().first(), None);
+    }
+}

@@ -1,0 +1,407 @@
+//! One claim, from the first line to the artefact.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use futures::stream::{self, StreamExt as _, TryStreamExt as _};
+use sha2::{Digest as _, Sha256};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use crate::export::{Artefact, Problem};
+use crate::ids::JobId;
+use crate::ledger::{Claim, Ledger, LedgerError, Part};
+use crate::parts::{PartReader, RawPart};
+use crate::segment::{self, HEADER, Trailer};
+use crate::source::{Place, Source, SourceError, Windows};
+use crate::vault::{Key, Vault, VaultError};
+
+/// Where the work is done: the log it reads, the ledger it reports to, the vault it fills.
+#[derive(Clone)]
+pub struct Workshop {
+    pub source: Arc<dyn Source>,
+    pub ledger: Arc<dyn Ledger>,
+    pub vault: Vault,
+    /// Parts that are compressed at the same time, at least 1. Memory is bounded by it.
+    pub render_threads: usize,
+    /// Stands still, lease and all, once so many parts were recorded: for whoever wants to see
+    /// what happens to a worker that is killed there.
+    pub hold_after_parts: Option<u64>,
+}
+
+/// How much of an attempt was new and how much was there already.
+#[derive(Debug, Default)]
+pub struct Tally {
+    pub parts_written: AtomicU64,
+    parts_begun: AtomicU64,
+    pub parts_kept: AtomicU64,
+}
+
+/// How an attempt came to its end without an error.
+#[derive(Debug)]
+pub enum Worked {
+    /// The artefact is written and safe.
+    Whole(Artefact),
+    /// Told to stop: the parts in hand are recorded, the rest is for the next attempt.
+    Stopped,
+}
+
+/// Why an attempt did not come to its end, by what is to be done.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkError {
+    /// Nothing: the job is no longer this worker's.
+    #[error("the lease was lost")]
+    LeaseLost,
+    /// Try again later.
+    #[error("{}", .0.detail)]
+    Retry(Problem),
+    /// Give up: it would not end differently.
+    #[error("{}", .0.detail)]
+    GiveUp(Problem),
+}
+
+impl WorkError {
+    fn retry(kind: &str, detail: String) -> WorkError {
+        WorkError::Retry(Problem {
+            kind: kind.to_owned(),
+            detail,
+        })
+    }
+
+    fn give_up(kind: &str, detail: String) -> WorkError {
+        WorkError::GiveUp(Problem {
+            kind: kind.to_owned(),
+            detail,
+        })
+    }
+
+    fn not_deterministic(part: u64) -> WorkError {
+        WorkError::give_up(
+            "not-deterministic",
+            format!(
+                "Part {part} came out other than it was recorded, so the log, the ledger or a \
+                 machine was tampered with or is broken. Nothing was overwritten. Find out which \
+                 before a new export is made."
+            ),
+        )
+    }
+}
+
+impl From<LedgerError> for WorkError {
+    fn from(error: LedgerError) -> WorkError {
+        match error {
+            LedgerError::LeaseLost | LedgerError::NotFound | LedgerError::Refused(_) => {
+                WorkError::LeaseLost
+            }
+            LedgerError::OtherDigest { part } => WorkError::not_deterministic(part),
+            LedgerError::Unavailable(detail) => WorkError::retry(
+                "database-unavailable",
+                format!("The ledger does not answer ({detail}). It is tried again by itself."),
+            ),
+            LedgerError::Unreadable(_) => WorkError::give_up(
+                "ledger-unreadable",
+                format!("{error}. Use the version of ibid that wrote it."),
+            ),
+        }
+    }
+}
+
+impl From<SourceError> for WorkError {
+    fn from(error: SourceError) -> WorkError {
+        match error {
+            SourceError::LogChanged(what) => WorkError::give_up(
+                "log-changed",
+                format!(
+                    "The log was changed since the export was created: {what}. A shorter file \
+                     is never made; find out who changed the log, then ask for a new export."
+                ),
+            ),
+            SourceError::Unavailable(detail)
+            | SourceError::Invalid {
+                invalid: crate::event::Invalid { reason: detail, .. },
+                ..
+            } => WorkError::retry(
+                "source-unavailable",
+                format!("The log does not answer ({detail}). It is tried again by itself."),
+            ),
+        }
+    }
+}
+
+impl From<VaultError> for WorkError {
+    fn from(error: VaultError) -> WorkError {
+        WorkError::retry(
+            "storage-unavailable",
+            format!(
+                "The store of artefacts failed ({error}). It is tried again by itself; free \
+                 space or mend the store if this lasts."
+            ),
+        )
+    }
+}
+
+impl Workshop {
+    /// Renders what is not rendered yet, and assembles the artefact.
+    ///
+    /// `stop` asks to end early: parts in hand are finished and recorded.
+    pub async fn run(
+        &self,
+        claim: &Claim,
+        stop: &CancellationToken,
+        tally: &Arc<Tally>,
+    ) -> Result<Worked, WorkError> {
+        if claim.export.recipe.encoder != segment::ENCODER_ID {
+            return Err(WorkError::LeaseLost);
+        }
+        let job = claim.export.job_id;
+        let windows = Arc::new(self.ledger.windows(job).await?);
+        if windows.messages() != claim.export.messages_total {
+            let what = "what the user may see was altered in the ledger";
+            return Err(WorkError::give_up("log-changed", format!("{what}.")));
+        }
+        let recorded = self.recorded(job).await?;
+        if !self.render(claim, &windows, recorded, stop, tally).await? {
+            return Ok(Worked::Stopped);
+        }
+        let parts = self.ledger.parts(job).await?;
+        self.assemble(claim, parts).await.map(Worked::Whole)
+    }
+
+    /// The recorded parts, each with whether its bytes are there and are what was recorded.
+    async fn recorded(&self, job: JobId) -> Result<Vec<(Part, bool)>, WorkError> {
+        let parts = self.ledger.parts(job).await?;
+        stream::iter(parts)
+            .map(|part| async move {
+                match self.part_bytes(job, &part).await {
+                    Ok(_) => Ok((part, true)),
+                    Err(PartError::Damaged) => Ok((part, false)),
+                    Err(PartError::Vault(error)) => Err(error.into()),
+                }
+            })
+            .buffered(self.render_threads.max(1))
+            .try_collect()
+            .await
+    }
+
+    async fn part_bytes(&self, job: JobId, part: &Part) -> Result<Bytes, PartError> {
+        let key = Key::Part {
+            job,
+            claim: part.claim,
+            number: part.number,
+        };
+        let bytes = match self.vault.length(key).await {
+            Ok(length) if length == part.bytes => self.vault.get(key).await,
+            Ok(_) => return Err(PartError::Damaged),
+            Err(error) => Err(error),
+        };
+        match bytes {
+            Ok(bytes) if Sha256::digest(&bytes)[..] == part.sha256 => Ok(bytes),
+            Ok(_) | Err(VaultError::Missing) => Err(PartError::Damaged),
+            Err(error) => Err(PartError::Vault(error)),
+        }
+    }
+
+    /// Renders and records every part that is not recorded whole; false if told to stop.
+    async fn render(
+        &self,
+        claim: &Claim,
+        windows: &Arc<Windows>,
+        recorded: Vec<(Part, bool)>,
+        stop: &CancellationToken,
+        tally: &Arc<Tally>,
+    ) -> Result<bool, WorkError> {
+        let export = &claim.export;
+        let mut reader = PartReader::new(
+            self.source.as_ref(),
+            &export.snapshot,
+            windows,
+            export.recipe.cut,
+        );
+        let mut recorded = recorded.into_iter().peekable();
+        let mut in_hand: JoinSet<Result<(), WorkError>> = JoinSet::new();
+        while let Some(place) = reader.place() {
+            if stop.is_cancelled() {
+                while let Some(done) = in_hand.join_next().await {
+                    finished(done)?;
+                }
+                return Ok(false);
+            }
+            let known = recorded.next_if(|(part, _)| part.number == reader.number());
+            if let Some((part, whole)) = &known {
+                let last = self.bounds(windows, part, place)?;
+                if *whole {
+                    tally.parts_kept.fetch_add(1, Ordering::Relaxed);
+                    reader.skip(last);
+                    continue;
+                }
+            }
+            let Some(part) = reader.read().await? else {
+                break;
+            };
+            while in_hand.len() >= self.render_threads.max(1) {
+                if let Some(done) = in_hand.join_next().await {
+                    finished(done)?;
+                }
+            }
+            let writer = PartWriter {
+                workshop: self.clone(),
+                claim: claim.clone(),
+                windows: Arc::clone(windows),
+                tally: Arc::clone(tally),
+            };
+            let expected = known.map(|(part, _)| part.sha256);
+            in_hand.spawn(async move { writer.write(part, expected).await });
+        }
+        while let Some(done) = in_hand.join_next().await {
+            finished(done)?;
+        }
+        match recorded.next() {
+            // A part beyond the last one, or one whose number was passed over.
+            Some((part, _)) => Err(WorkError::not_deterministic(part.number)),
+            None => Ok(true),
+        }
+    }
+
+    /// Where a recorded part ends, if it begins where the next part must begin.
+    fn bounds(&self, windows: &Windows, part: &Part, place: Place) -> Result<Place, WorkError> {
+        let first = windows.find(&part.first.0, part.first.1);
+        match windows.find(&part.last.0, part.last.1) {
+            Some(last) if first == Some(place) && place <= last => Ok(last),
+            _ => Err(WorkError::not_deterministic(part.number)),
+        }
+    }
+
+    /// Streams the parts, once and in order, into the artefact.
+    async fn assemble(&self, claim: &Claim, parts: Vec<Part>) -> Result<Artefact, WorkError> {
+        let job = claim.export.job_id;
+        let messages: u64 = parts.iter().map(|part| part.messages).sum();
+        if messages != claim.export.messages_total {
+            return Err(WorkError::not_deterministic(parts.len() as u64));
+        }
+        let key = Key::Artefact {
+            job,
+            claim: claim.id,
+        };
+        let mut upload = self.vault.upload(key).await?;
+        let mut whole = Whole::default();
+        upload.write(whole.push(&HEADER)).await?;
+        for part in &parts {
+            let bytes = self
+                .part_bytes(job, part)
+                .await
+                .map_err(|error| match error {
+                    PartError::Vault(error) => error.into(),
+                    // It was whole when this attempt began; the next one renders it again.
+                    PartError::Damaged => WorkError::retry(
+                        "storage-unavailable",
+                        format!("Part {} was damaged in the store.", part.number),
+                    ),
+                })?;
+            whole.trailer.push(part.crc32, part.raw_bytes);
+            upload.write(whole.push(&bytes)).await?;
+        }
+        let trailer = whole.trailer.clone().bytes();
+        upload.write(whole.push(&trailer)).await?;
+        upload.finish().await?;
+        Ok(Artefact {
+            claim: claim.id,
+            sha256: whole.hash.finalize().into(),
+            bytes: whole.bytes,
+            messages,
+            parts: parts.len() as u64,
+        })
+    }
+}
+
+enum PartError {
+    Damaged,
+    Vault(VaultError),
+}
+
+/// The artefact as it grows.
+#[derive(Default)]
+pub(crate) struct Whole {
+    pub hash: Sha256,
+    pub bytes: u64,
+    pub trailer: Trailer,
+}
+
+impl Whole {
+    pub fn push<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        self.hash.update(bytes);
+        self.bytes += bytes.len() as u64;
+        bytes
+    }
+}
+
+/// Takes one rendered part to where it is recorded.
+struct PartWriter {
+    workshop: Workshop,
+    claim: Claim,
+    windows: Arc<Windows>,
+    tally: Arc<Tally>,
+}
+
+impl PartWriter {
+    async fn write(self, raw: RawPart, expected: Option<[u8; 32]>) -> Result<(), WorkError> {
+        let lines = raw.lines;
+        let (segment, sha256) = tokio::task::spawn_blocking(move || {
+            let segment = segment::encode(&lines)?;
+            let sha256: [u8; 32] = Sha256::digest(&segment.bytes).into();
+            Ok::<_, segment::EncodeError>((segment, sha256))
+        })
+        .await
+        .map_err(|e| WorkError::retry("worker-fault", format!("The encoder stopped: {e}.")))?
+        .map_err(|e| WorkError::retry("worker-fault", format!("{e}.")))?;
+        if expected.is_some_and(|expected| expected != sha256) {
+            return Err(WorkError::not_deterministic(raw.number));
+        }
+        let job = self.claim.export.job_id;
+        let part = Part {
+            number: raw.number,
+            claim: self.claim.id,
+            first: self.name(raw.first),
+            last: self.name(raw.last),
+            messages: raw.messages,
+            raw_bytes: segment.raw_bytes,
+            crc32: segment.crc32,
+            bytes: segment.bytes.len() as u64,
+            sha256,
+        };
+        let key = Key::Part {
+            job,
+            claim: part.claim,
+            number: part.number,
+        };
+        // The bytes are safe before the row says so: a row is a promise.
+        self.workshop.vault.put(key, segment.bytes).await?;
+        self.hold_or_record(job, part).await
+    }
+
+    async fn hold_or_record(&self, job: JobId, part: Part) -> Result<(), WorkError> {
+        let begun = self.tally.parts_begun.fetch_add(1, Ordering::SeqCst);
+        if self
+            .workshop
+            .hold_after_parts
+            .is_some_and(|hold| begun >= hold)
+        {
+            std::future::pending::<()>().await;
+        }
+        self.workshop.ledger.part_done(job, part).await?;
+        self.tally.parts_written.fetch_add(1, Ordering::SeqCst);
+        Ok(())
+    }
+
+    fn name(&self, place: Place) -> (String, u64) {
+        let conv = self.windows.get(place.window);
+        (
+            conv.map_or_else(String::new, |window| window.conv.to_string()),
+            place.seq,
+        )
+    }
+}
+
+fn finished(done: Result<Result<(), WorkError>, tokio::task::JoinError>) -> Result<(), WorkError> {
+    done.map_err(|e| WorkError::retry("worker-fault", format!("A part's task stopped: {e}.")))?
+}

@@ -1,0 +1,234 @@
+//! The claim loop: takes jobs, keeps their leases alive, and reports how they ended.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::export::{Event, Export, Problem, State, Terms};
+use crate::ids::JobId;
+use crate::ledger::{Claim, LedgerError, Offer};
+use crate::segment;
+use crate::vault::Key;
+use crate::work::{Tally, WorkError, Worked, Workshop};
+
+/// How a worker takes jobs.
+#[derive(Clone, Copy, Debug)]
+pub struct WorkerTerms {
+    /// Jobs at the same time.
+    pub workers: usize,
+    pub lease: Duration,
+    /// How long an idle worker waits before it looks again.
+    pub poll: Duration,
+    pub terms: Terms,
+    /// Jobs of one user at the same time; 0 means no limit.
+    pub running_per_user: u64,
+    /// Ends when there is nothing left to do, instead of waiting for more.
+    pub until_idle: bool,
+}
+
+/// How one attempt at a job ended.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct AttemptReport {
+    pub job_id: JobId,
+    pub attempt: u32,
+    /// The job's state after the attempt; `None` if another worker has it now.
+    pub state: Option<State>,
+    pub parts_written: u64,
+    pub parts_kept: u64,
+    pub messages: Option<u64>,
+    pub bytes: Option<u64>,
+    pub sha256: Option<String>,
+    pub error: Option<Problem>,
+}
+
+/// Takes jobs and works on them.
+pub struct Worker {
+    workshop: Workshop,
+    terms: WorkerTerms,
+    /// Told when a job was created in this process, so that it does not wait for the poll.
+    wake: Arc<Notify>,
+    report: Box<dyn Fn(AttemptReport) + Send + Sync>,
+}
+
+impl Worker {
+    pub fn new(
+        workshop: Workshop,
+        terms: WorkerTerms,
+        wake: Arc<Notify>,
+        report: impl Fn(AttemptReport) + Send + Sync + 'static,
+    ) -> Worker {
+        Worker {
+            workshop,
+            terms,
+            wake,
+            report: Box::new(report),
+        }
+    }
+
+    /// Works until `stop`: then no job is taken any more, parts in hand are finished, and
+    /// leases are given back.
+    pub async fn run(&self, stop: &CancellationToken) {
+        let loops = (0..self.terms.workers).map(|_| self.claim_loop(stop));
+        futures::future::join_all(loops).await;
+    }
+
+    async fn claim_loop(&self, stop: &CancellationToken) {
+        while !stop.is_cancelled() {
+            let woken = self.wake.notified();
+            match self.claim().await {
+                Ok(Some(claim)) => {
+                    let report = self.attempt(claim, stop).await;
+                    (self.report)(report);
+                    continue;
+                }
+                Ok(None) if self.terms.until_idle => return,
+                Ok(None) => {}
+                Err(error) => tracing::warn!(%error, "the ledger does not answer; trying again"),
+            }
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = woken => {}
+                () = tokio::time::sleep(self.terms.poll) => {}
+            }
+        }
+    }
+
+    async fn claim(&self) -> Result<Option<Claim>, LedgerError> {
+        let offer = Offer {
+            encoders: vec![segment::ENCODER_ID.to_owned()],
+            lease: self.terms.lease,
+            terms: self.terms.terms,
+            running_per_user: self.terms.running_per_user,
+        };
+        self.workshop.ledger.claim(offer).await
+    }
+
+    /// One attempt, with its lease kept alive beside it.
+    async fn attempt(&self, claim: Claim, stop: &CancellationToken) -> AttemptReport {
+        let tally = Arc::new(Tally::default());
+        let job = claim.export.job_id;
+        tracing::info!(%job, attempt = claim.export.attempts, "export claimed");
+        let worked = tokio::select! {
+            worked = self.workshop.run(&claim, stop, &tally) => worked,
+            () = self.keep_lease(&claim) => Err(WorkError::LeaseLost),
+        };
+        let (settled, error) = self.settle(&claim, worked).await;
+        let artefact = settled
+            .as_ref()
+            .filter(|export| export.state == State::Done)
+            .and_then(|export| export.artefact.clone());
+        let report = AttemptReport {
+            job_id: job,
+            attempt: claim.export.attempts,
+            state: settled.map(|export| export.state),
+            parts_written: tally.parts_written.load(Ordering::SeqCst),
+            parts_kept: tally.parts_kept.load(Ordering::SeqCst),
+            messages: artefact.as_ref().map(|artefact| artefact.messages),
+            bytes: artefact.as_ref().map(|artefact| artefact.bytes),
+            sha256: artefact
+                .as_ref()
+                .map(|artefact| hex::encode(artefact.sha256)),
+            error,
+        };
+        tracing::info!(
+            %job,
+            attempt = report.attempt,
+            state = report.state.map_or("lost", State::as_str),
+            parts_written = report.parts_written,
+            parts_kept = report.parts_kept,
+            error = report.error.as_ref().map(|e| e.kind.as_str()),
+            "attempt ended"
+        );
+        report
+    }
+
+    /// Renews the lease until it is lost.
+    async fn keep_lease(&self, claim: &Claim) {
+        let mut deadline = tokio::time::Instant::now() + self.terms.lease;
+        let mut pulse = tokio::time::interval(self.terms.lease / 3);
+        pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        pulse.tick().await;
+        loop {
+            pulse.tick().await;
+            let asked = tokio::time::Instant::now();
+            let ledger = &self.workshop.ledger;
+            let renewal = ledger.renew(claim.export.job_id, claim.id, self.terms.lease);
+            match tokio::time::timeout_at(deadline, renewal).await {
+                Ok(Ok(())) => deadline = asked + self.terms.lease,
+                Ok(Err(LedgerError::LeaseLost)) => return,
+                Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed yet"),
+                Err(_) => {}
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return;
+            }
+        }
+    }
+
+    /// Tells the ledger how the attempt ended; gives the job as it is then, if it is still
+    /// this worker's, and the error.
+    async fn settle(
+        &self,
+        claim: &Claim,
+        worked: Result<Worked, WorkError>,
+    ) -> (Option<Export>, Option<Problem>) {
+        let terms = self.terms.terms;
+        let (event, error) = match worked {
+            Ok(Worked::Whole(artefact)) => (Event::Finished { artefact, terms }, None),
+            Ok(Worked::Stopped) => (Event::GivenBack, None),
+            Err(WorkError::LeaseLost) => return (None, None),
+            Err(WorkError::Retry(problem)) => {
+                let retry_at = match self.workshop.ledger.now().await {
+                    Ok(now) => now.plus(backoff(claim.export.strikes)),
+                    Err(_) => return (None, Some(problem)),
+                };
+                let error = Some(problem.clone());
+                let event = Event::Faltered {
+                    problem,
+                    retry_at,
+                    terms,
+                };
+                (event, error)
+            }
+            Err(WorkError::GiveUp(problem)) => {
+                let error = Some(problem.clone());
+                (Event::GaveUp { problem, terms }, error)
+            }
+        };
+        let job = claim.export.job_id;
+        let settled = match self.workshop.ledger.settle(job, claim.id, event).await {
+            Ok(export) => Some(export),
+            Err(error) => {
+                // The lease will lapse, and the next worker goes on from what is recorded.
+                tracing::warn!(%job, %error, "the end of the attempt could not be recorded");
+                None
+            }
+        };
+        if let Some(artefact) = settled.as_ref().and_then(|export| export.artefact.as_ref()) {
+            let keep = Key::Artefact {
+                job,
+                claim: artefact.claim,
+            };
+            if let Err(error) = self.workshop.vault.delete_all_but(job, Some(keep)).await {
+                tracing::warn!(%job, %error, "the parts could not be deleted yet");
+            }
+        }
+        (settled, error)
+    }
+}
+
+/// How long to wait before attempt after attempt: 1 s, 2 s, 4 s .. 60 s, each between half and
+/// all of it, so that many workers do not come back at the same moment.
+fn backoff(strikes: u32) -> Duration {
+    let full = Duration::from_secs(1 << strikes.min(6)).min(Duration::from_secs(60));
+    let mut noise = [0; 1];
+    // Without random numbers all wait the whole time, which is no worse than late.
+    let share = match getrandom::fill(&mut noise) {
+        Ok(()) => u32::from(noise[0]),
+        Err(_) => 255,
+    };
+    full / 2 + full / 2 * share / 255
+}
