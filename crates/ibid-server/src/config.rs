@@ -36,6 +36,7 @@ pub struct Config {
     /// Every setting, parsed.
     pub settings: Settings,
     entries: Vec<Entry>,
+    warnings: Vec<String>,
 }
 
 /// One key of the effective configuration, fit to be shown to anyone.
@@ -87,11 +88,11 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] with every problem found: keys and variables that do not
-    /// exist, values that cannot work, a file that cannot be read.
+    /// [`ConfigError`] with every problem found: keys that do not exist, values
+    /// that cannot work, a file that cannot be read.
     pub fn resolve(flags: &Flags, environment: &Environment) -> Result<Config, ConfigError> {
-        let mut problems = Vec::new();
-        let mut given = environment.layer(&mut problems);
+        let (mut problems, mut warnings) = (Vec::new(), Vec::new());
+        let mut given = environment.layer(&mut warnings);
         given.extend(flags.layer(&mut problems));
 
         let file = match flags.config().or_else(|| environment.config()) {
@@ -119,6 +120,7 @@ impl Config {
             Some(settings) if reading.problems.is_empty() => Ok(Config {
                 settings,
                 entries: reading.entries,
+                warnings: escaped(warnings),
             }),
             _ => Err(ConfigError::new(reading.problems)),
         }
@@ -127,6 +129,13 @@ impl Config {
     /// Every key, in the order of the reference.
     pub fn entries(&self) -> impl Iterator<Item = &Entry> {
         self.entries.iter()
+    }
+
+    /// What is odd and was left alone, one sentence each, without a line break:
+    /// environment variables that begin like settings and are none. For the
+    /// caller to log.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     /// The entries as lines of text for a person: key, value and origin in
@@ -167,21 +176,9 @@ impl Config {
 }
 
 impl ConfigError {
-    /// Names and paths in a problem are another's words: what could break its
-    /// line or steer a terminal is escaped.
     fn new(problems: Vec<String>) -> ConfigError {
-        let escape = |c: char| {
-            if c.is_control() {
-                c.escape_default().to_string()
-            } else {
-                c.into()
-            }
-        };
-        let lines = problems
-            .iter()
-            .map(|problem| problem.chars().map(escape).collect());
         ConfigError {
-            problems: lines.collect(),
+            problems: escaped(problems),
         }
     }
 
@@ -309,6 +306,26 @@ fn refusal(key: &Key, value: &Written, origin: &Origin, reason: &str) -> String 
     };
     let place = place(key.name, origin);
     format!("{}{shown} ({place}) cannot work: {reason}", key.name)
+}
+
+/// The sentences as they may be shown: names and paths in them are another's
+/// words, so what could break a line or steer a terminal is escaped.
+fn escaped(sentences: Vec<String>) -> Vec<String> {
+    let sentences = sentences.into_iter();
+    sentences.map(|sentence| escape(&sentence)).collect()
+}
+
+/// `text` without control characters.
+pub fn escape(text: &str) -> String {
+    text.chars()
+        .map(|c| {
+            if c.is_control() {
+                c.escape_default().to_string()
+            } else {
+                c.into()
+            }
+        })
+        .collect()
 }
 
 /// Where the value of `key` stands, for one who wants to change it.

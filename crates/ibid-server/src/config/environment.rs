@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-use super::{ConfigError, Given, Layer, Origin, Written, keys, unknown};
+use super::{ConfigError, Given, Layer, Origin, Written, keys, parse};
 
 const PREFIX: &str = "IBID_";
 
@@ -26,7 +26,7 @@ impl Environment {
     ///
     /// # Errors
     ///
-    /// [`ConfigError`] if one of them is not UTF-8.
+    /// [`ConfigError`] if one that means something here is not UTF-8.
     pub fn from_process() -> Result<Environment, ConfigError> {
         Environment::from_os(std::env::vars_os())
     }
@@ -46,9 +46,13 @@ impl Environment {
                 Ok(value) => {
                     environment.0.insert(name, value);
                 }
-                Err(_) => problems.push(format!(
+                Err(_) if key(&name).is_some() || is_no_setting(&name) => problems.push(format!(
                     "the environment variable {name} is not UTF-8: set it to text, or unset it"
                 )),
+                // Its name is all that the warning needs.
+                Err(_) => {
+                    environment.0.insert(name, String::new());
+                }
             }
         }
         if problems.is_empty() {
@@ -70,19 +74,16 @@ impl Environment {
         Some((path, Origin::Environment { variable }))
     }
 
-    pub(super) fn layer(&self, problems: &mut Vec<String>) -> Layer {
+    /// What the variables say. One that is no setting is ignored with a warning, not refused:
+    /// Kubernetes sets `IBID_PORT`, `IBID_SERVICE_HOST` and others for a service named ibid.
+    pub(super) fn layer(&self, warnings: &mut Vec<String>) -> Layer {
         let mut layer = Layer::new();
         for (variable, value) in &self.0 {
             if is_no_setting(variable) {
                 continue;
             }
-            let Some(key) = keys::KEYS
-                .iter()
-                .find(|key| keys::variable(key.name) == *variable)
-            else {
-                let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
-                let place = format!("the environment variable {variable}");
-                problems.push(unknown(&place, name, &OTHERS, keys::variable));
+            let Some(key) = key(variable) else {
+                warnings.push(ignored(variable));
                 continue;
             };
             let value = Written::Text(value.clone());
@@ -108,6 +109,23 @@ impl fmt::Debug for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.keys()).finish()
     }
+}
+
+/// The key that `variable` is named after.
+fn key(variable: &str) -> Option<&'static keys::Key> {
+    keys::KEYS
+        .iter()
+        .find(|key| keys::variable(key.name) == variable)
+}
+
+/// The sentence about a variable that means nothing here.
+fn ignored(variable: &str) -> String {
+    let name = variable.strip_prefix(PREFIX).unwrap_or(variable);
+    let advice = match parse::nearest(name, keys::names().chain(OTHERS)) {
+        Some(key) => format!(": write {} if that is meant", keys::variable(key)),
+        None => String::new(),
+    };
+    format!("the environment variable {variable} is ignored, since it is no setting{advice}")
 }
 
 fn is_no_setting(variable: &str) -> bool {

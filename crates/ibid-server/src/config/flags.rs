@@ -52,12 +52,12 @@ flags! {
     /// How work is done: taken by `serve` and `worker`.
     WorkFlags {
         workers render_threads lease_seconds poll_seconds max_attempts running_per_user
-        drain_seconds
+        retention_days drain_seconds
     }
 
     /// How the API answers: taken by `serve`.
     ServeFlags {
-        listen public_url part_bytes part_messages link_seconds retention_days record_days
+        listen public_url part_bytes part_messages link_seconds record_days
         unfinished_per_user exports_per_user_per_day signing_keys
     }
 }

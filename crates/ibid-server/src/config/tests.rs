@@ -311,23 +311,12 @@ fn a_bad_value_is_refused_with_key_value_origin_and_reason() {
 }
 
 #[test]
-fn unknown_names_are_refused_with_the_nearest_known_one() {
+fn unknown_keys_and_flags_are_refused_with_the_nearest_known_one() {
     let case = Case::with_file("workers = 2\nlink-seconds = 5\n\n[server]\nlisten = \"x\"")
-        .variable("IBID_LNK_SECONDS", "5")
-        .variable("IBID_TOKN", "5")
-        .variable("IBID_link_seconds", "5")
-        .variable("IBID_ZEBRA", "5")
         .flag("drain_second", "5");
     assert_eq!(
         case.problems(),
         [
-            "the environment variable IBID_LNK_SECONDS is not a setting: write IBID_LINK_SECONDS \
-             or remove it",
-            "the environment variable IBID_TOKN is not a setting: write IBID_TOKEN or remove it",
-            "the environment variable IBID_ZEBRA is not a setting: remove it (`ibid config` \
-             lists all that are)",
-            "the environment variable IBID_link_seconds is not a setting: write \
-             IBID_LINK_SECONDS or remove it",
             "the flag --drain-second is not a setting: write --drain-seconds or remove it",
             "link-seconds (DIR/ibid.toml, line 2) is not a setting: write link_seconds or remove \
              it",
@@ -341,6 +330,42 @@ fn unknown_names_are_refused_with_the_nearest_known_one() {
             .len(),
         2
     );
+}
+
+#[test]
+fn unknown_variables_are_ignored_with_a_warning() {
+    let case = Case::new()
+        .variable("IBID_LNK_SECONDS", "5")
+        .variable("IBID_PORT", "tcp://10.0.0.1:8787")
+        .variable("IBID_SERVICE_HOST", "10.0.0.1")
+        .variable("IBID_SERVICE_PORT_HTTP", "8787")
+        .variable("IBID_TOKN", "hunter2")
+        .variable("IBID_ZEBRA\nX", "5")
+        .variable("IBID_link_seconds", "7");
+    let config = case.resolve().unwrap();
+    assert_eq!(config.settings.link, Duration::from_secs(300));
+    let ignored = |name: &str, advice: &str| {
+        format!("the environment variable {name} is ignored, since it is no setting{advice}")
+    };
+    assert_eq!(
+        config.warnings(),
+        [
+            ignored(
+                "IBID_LNK_SECONDS",
+                ": write IBID_LINK_SECONDS if that is meant"
+            ),
+            ignored("IBID_PORT", ""),
+            ignored("IBID_SERVICE_HOST", ""),
+            ignored("IBID_SERVICE_PORT_HTTP", ""),
+            ignored("IBID_TOKN", ": write IBID_TOKEN if that is meant"),
+            ignored("IBID_ZEBRA\\nX", ""),
+            ignored(
+                "IBID_link_seconds",
+                ": write IBID_LINK_SECONDS if that is meant"
+            ),
+        ]
+    );
+    assert_eq!(Case::new().resolve().unwrap().warnings(), [""; 0]);
 }
 
 #[test]
@@ -434,7 +459,7 @@ fn a_file_that_is_not_utf8_is_refused_with_its_line() {
 
 #[cfg(unix)]
 #[test]
-fn a_variable_that_is_not_utf8_is_refused_unless_it_is_anothers() {
+fn a_variable_that_is_not_utf8_is_refused_if_it_means_something() {
     use std::os::unix::ffi::OsStringExt;
     let bad = || OsString::from_vec(vec![0xff]);
     let error = Environment::from_os([("IBID_DATA".into(), bad())]).unwrap_err();
@@ -442,14 +467,20 @@ fn a_variable_that_is_not_utf8_is_refused_unless_it_is_anothers() {
         error.to_string(),
         "the environment variable IBID_DATA is not UTF-8: set it to text, or unset it"
     );
-    Environment::from_os([("OTHER".into(), bad()), (bad(), bad())]).unwrap();
+    let others = [
+        ("OTHER".into(), bad()),
+        (bad(), bad()),
+        ("IBID_PORT".into(), bad()),
+    ];
+    let environment = Environment::from_os(others).unwrap();
+    assert_eq!(format!("{environment:?}"), r#"{"IBID_PORT"}"#);
 }
 
 #[test]
 fn all_problems_are_reported_together_a_line_each() {
     let case = Case::with_file("link_seconds = 0\nrecord_days = 3\nbogus = 1")
         .variable("IBID_WORKERS", "many")
-        .variable("IBID_BOGUS\nNAME", "x")
+        .flag("bogus\nname", "x")
         .flag("listen", "nowhere");
     let problems = case.problems();
     let starts: Vec<&str> = problems

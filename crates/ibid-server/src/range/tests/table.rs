@@ -284,6 +284,10 @@ fn date(second: i64) -> String {
 }
 
 /// The file in the shared folder, which stands beside the repository unless `IBID_SHARED` names it.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a test's own variable, which is no setting"
+)]
 fn table_path() -> PathBuf {
     let beside = || PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared"));
     std::env::var_os("IBID_SHARED")
