@@ -11,7 +11,7 @@ use tokio::sync::Notify;
 
 use crate::cut::CutRule;
 use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
-use crate::ids::{JobId, UserId};
+use crate::ids::{ClaimId, JobId, UserId};
 use crate::key::IdempotencyKey;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
@@ -130,6 +130,24 @@ impl Exporter {
             vault: self.vault.clone(),
             render_threads,
             hold_after_parts,
+        }
+    }
+
+    /// Whether the database and the store answer.
+    ///
+    /// # Errors
+    /// Which of them does not, and why.
+    pub async fn ready(&self) -> Result<(), String> {
+        let nobody = JobId::from_bytes([0; 16]);
+        let ledger = self.ledger.find(nobody).await;
+        ledger.map_err(|error| format!("the ledger: {error}"))?;
+        let nothing = Key::Artefact {
+            job: nobody,
+            claim: ClaimId::from_bytes([0; 16]),
+        };
+        match self.vault.length(nothing).await {
+            Ok(_) | Err(VaultError::Missing) => Ok(()),
+            Err(error) => Err(format!("the store of artefacts: {error}")),
         }
     }
 

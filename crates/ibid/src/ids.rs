@@ -126,6 +126,11 @@ random_id! {
     ClaimId
 }
 
+random_id! {
+    /// One request over HTTP, by which an answer is found in the logs.
+    RequestId
+}
+
 const BASE32: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz234567";
 
 fn encode_base32(bytes: [u8; 16]) -> String {

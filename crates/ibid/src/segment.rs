@@ -114,6 +114,30 @@ pub fn verify(bytes: &[u8], crc32: u32, raw_bytes: u64) -> Result<(), BrokenSegm
     Ok(())
 }
 
+/// Inflates a whole artefact in memory, checking its CRC-32 and length: for small ones.
+///
+/// # Errors
+/// It is not one whole gzip member and nothing else.
+pub fn inflate_artefact(bytes: &[u8]) -> Result<Vec<u8>, BrokenSegment> {
+    const GZIP_WINDOW_BITS: u8 = WINDOW_BITS + 16;
+    let mut inflate = Inflate::new(true, GZIP_WINDOW_BITS);
+    let (mut out, mut piece) = (Vec::new(), vec![0; 64 * 1024]);
+    loop {
+        let (taken, given) = (inflate.total_in() as usize, inflate.total_out());
+        let status = inflate
+            .decompress(&bytes[taken..], &mut piece, InflateFlush::NoFlush)
+            .map_err(|_| BrokenSegment::NotDeflate)?;
+        let fresh = (inflate.total_out() - given) as usize;
+        out.extend_from_slice(&piece[..fresh]);
+        match status {
+            Status::StreamEnd if inflate.total_in() == bytes.len() as u64 => return Ok(out),
+            Status::StreamEnd => return Err(BrokenSegment::OtherBytes),
+            Status::Ok if fresh > 0 || inflate.total_in() as usize > taken => {}
+            Status::Ok | Status::BufError => return Err(BrokenSegment::NotDeflate),
+        }
+    }
+}
+
 /// The CRC-32 and length of all segments so far: what the end of the artefact says.
 #[derive(Clone, Debug, Default)]
 pub struct Trailer {
@@ -211,22 +235,21 @@ mod tests {
         }
         file.extend_from_slice(&trailer.bytes());
 
-        let mut inflate = Inflate::new(true, 15 + 16);
-        let mut out = vec![0; 300_000];
-        let status = inflate.decompress(&file, &mut out, InflateFlush::Finish);
-        assert_eq!(status, Ok(Status::StreamEnd));
-        assert_eq!(inflate.total_in(), file.len() as u64);
-        assert_eq!(out[..inflate.total_out() as usize], parts.concat());
+        assert_eq!(inflate_artefact(&file), Ok(parts.concat()));
+        assert!(inflate_artefact(&file[..file.len() - 1]).is_err());
+        let mut longer = file.clone();
+        longer.push(0);
+        assert!(inflate_artefact(&longer).is_err());
+        let crc_at = file.len() - 8;
+        file[crc_at] ^= 1;
+        assert!(inflate_artefact(&file).is_err());
     }
 
     #[test]
     fn an_export_of_nothing_is_a_valid_gzip_of_nothing() {
         let mut file = HEADER.to_vec();
         file.extend_from_slice(&Trailer::default().bytes());
-        let mut inflate = Inflate::new(true, 15 + 16);
-        let mut out = [0; 16];
-        let status = inflate.decompress(&file, &mut out, InflateFlush::Finish);
-        assert_eq!((status, inflate.total_out()), (Ok(Status::StreamEnd), 0));
+        assert_eq!(inflate_artefact(&file), Ok(Vec::new()));
     }
 
     #[test]
