@@ -1,4 +1,9 @@
 //! The ibid process: HTTP API, workers, command line, configuration.
 
+pub mod cli;
+pub mod commands;
 pub mod config;
+pub mod keys;
 pub mod range;
+pub mod signals;
+pub mod telemetry;

@@ -38,6 +38,14 @@ pub trait Ledger: Send + Sync {
         limit: u32,
     ) -> Result<Vec<Found>, LedgerError>;
 
+    /// The jobs of all users that `filter` lets through, as [`Ledger::list`] orders them.
+    async fn search(
+        &self,
+        filter: Filter,
+        before: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Vec<Found>, LedgerError>;
+
     /// Claims the oldest due job of the user who was served longest ago, or `None` when there
     /// is nothing to do. A job whose lease has lapsed counts as due.
     ///
@@ -78,8 +86,8 @@ pub trait Ledger: Send + Sync {
     /// [`LedgerError::NotFound`], [`LedgerError::Refused`].
     async fn decide(&self, job: JobId, event: Event) -> Result<(Export, Change), LedgerError>;
 
-    /// Stores a token by its digest.
-    async fn add_token(&self, token: NewToken) -> Result<(), LedgerError>;
+    /// Stores a token by its digest; gives when it expires.
+    async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError>;
 
     /// The token with this digest, if it is neither revoked nor expired.
     async fn find_token(&self, sha256: [u8; 32]) -> Result<Option<Token>, LedgerError>;
@@ -143,6 +151,14 @@ pub struct Downloads {
 pub struct Cursor {
     pub created_at: Time,
     pub job_id: JobId,
+}
+
+/// Which jobs an operator looks for; what is `None` lets all through.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pub user: Option<UserId>,
+    /// The state as [`Export::state_at`] gives it.
+    pub state: Option<State>,
 }
 
 /// What a worker that asks for work can do.

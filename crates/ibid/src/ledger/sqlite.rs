@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use rusqlite::{OptionalExtension as _, Row, Transaction, params};
 
 use super::{
-    Claim, CreateError, Created, Cursor, Download, Downloads, Found, Ledger, LedgerError,
+    Claim, CreateError, Created, Cursor, Download, Downloads, Filter, Found, Ledger, LedgerError,
     NewExport, NewToken, Offer, Part, Role, Token,
 };
 use crate::export::{
@@ -79,6 +79,18 @@ impl Ledger for SqliteLedger {
                 }
                 Ok(list)
             })
+            .await
+    }
+
+    async fn search(
+        &self,
+        filter: Filter,
+        before: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Vec<Found>, LedgerError> {
+        let clock = self.clock.clone();
+        self.db
+            .read(move |tx| search(tx, &filter, before, limit, clock.now()))
             .await
     }
 
@@ -195,11 +207,12 @@ impl Ledger for SqliteLedger {
             .await
     }
 
-    async fn add_token(&self, token: NewToken) -> Result<(), LedgerError> {
+    async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
         let clock = self.clock.clone();
         self.db
             .write(move |tx| {
                 let now = clock.now();
+                let expires_at = token.ttl.map(|ttl| now.plus(ttl));
                 tx.execute(
                     "INSERT INTO token (sha256, token_id, user_id, role, created_at, expires_at)
                      VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -209,10 +222,10 @@ impl Ledger for SqliteLedger {
                         token.user.as_str(),
                         token.role.as_str(),
                         now.micros(),
-                        token.ttl.map(|ttl| now.plus(ttl).micros())
+                        expires_at.map(Time::micros)
                     ],
                 )?;
-                Ok(())
+                Ok(expires_at)
             })
             .await
     }
@@ -262,6 +275,42 @@ impl Ledger for SqliteLedger {
             })
             .await
     }
+}
+
+fn search(
+    tx: &Transaction<'_>,
+    filter: &Filter,
+    before: Option<Cursor>,
+    limit: u32,
+    now: Time,
+) -> Result<Vec<Found>, LedgerError> {
+    let (at, id) = before.map_or((i64::MAX, String::new()), |before| {
+        (before.created_at.micros(), before.job_id.to_string())
+    });
+    // A job whose retention has passed is expired, also before somebody has swept.
+    let sql = format!(
+        "SELECT {COLUMNS} FROM export
+         WHERE (created_at, job_id) < (?1, ?2)
+           AND (?3 IS NULL OR user_id = ?3)
+           AND (?4 IS NULL OR ?4 =
+                CASE WHEN state IN ('done', 'failed') AND expires_at <= ?5 THEN 'expired'
+                     ELSE state END)
+         ORDER BY created_at DESC, job_id DESC LIMIT ?6"
+    );
+    let mut statement = tx.prepare_cached(&sql)?;
+    let mut rows = statement.query(params![
+        at,
+        id,
+        filter.user.as_ref().map(UserId::as_str),
+        filter.state.map(State::as_str),
+        now.micros(),
+        limit
+    ])?;
+    let mut list = Vec::new();
+    while let Some(row) = rows.next()? {
+        list.push(count(tx, export_of(row)?)?);
+    }
+    Ok(list)
 }
 
 // ---- creating

@@ -1,0 +1,197 @@
+//! The commands, and what they share: how they fail, speak, and open the store.
+
+pub mod admin;
+pub mod config;
+//pub mod doctor;
+mod duration;
+//pub mod export;
+mod http;
+pub mod import;
+pub mod token;
+pub mod verify;
+pub mod worker;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use ibid::cut::CutRule;
+use ibid::exporter::{ExportTerms, Exporter};
+use ibid::ids::JobId;
+use ibid::ledger::LedgerError;
+use ibid::limits::Limits;
+use ibid::time::Clock;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::config::{Config, ConfigError, Environment, Flags, Settings, escape};
+
+pub use http::http_client;
+
+/// How a command ends that was not done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It failed.
+    Failed = 1,
+    /// The command line or the configuration cannot work.
+    Usage = 2,
+    /// The server refuses (4xx).
+    Refused = 3,
+    /// The server does not answer.
+    Unreachable = 4,
+}
+
+/// Why a command was not done: a sentence that says what to do next, and the exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    pub exit: Exit,
+    /// Usually one sentence; a line for each where there are several.
+    pub message: String,
+}
+
+impl Failure {
+    pub fn failed(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Failed, message)
+    }
+
+    pub fn usage(message: impl Into<String>) -> Failure {
+        Failure::new(Exit::Usage, message)
+    }
+
+    pub fn new(exit: Exit, message: impl Into<String>) -> Failure {
+        Failure {
+            exit,
+            message: message.into(),
+        }
+    }
+
+    /// Says on standard error what is wrong, and gives the exit code.
+    pub fn report(&self) -> ExitCode {
+        for line in self.message.lines() {
+            complain(&format!("ibid: {line}"));
+        }
+        ExitCode::from(self.exit as u8)
+    }
+}
+
+impl From<ConfigError> for Failure {
+    fn from(error: ConfigError) -> Failure {
+        Failure::usage(error.to_string())
+    }
+}
+
+/// Writes a line to standard output. When nobody reads it any more (`ibid ... | head`) the
+/// command goes on all the same.
+pub fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+/// Writes a line to standard error, without what could steer a terminal: it may hold the words
+/// of a file or of a server.
+pub fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escape(line));
+}
+
+/// The effective configuration; what is odd in it is logged.
+///
+/// # Errors
+/// What cannot work, with [`Exit::Usage`].
+pub fn load(flags: &Flags) -> Result<Config, Failure> {
+    let config = Config::resolve(flags, &Environment::from_process()?)?;
+    for warning in config.warnings() {
+        tracing::warn!("{warning}");
+    }
+    Ok(config)
+}
+
+/// Opens the store that the settings name; what is missing of it is created.
+///
+/// # Errors
+/// It cannot be opened, and what to do about that.
+pub fn open(settings: &Settings) -> Result<Exporter, Failure> {
+    let limit = |limit: Option<std::num::NonZeroU32>| limit.map_or(0, |n| u64::from(n.get()));
+    let terms = ExportTerms {
+        limits: Limits {
+            unfinished_per_user: limit(settings.unfinished_per_user),
+            exports_per_user_per_day: limit(settings.exports_per_user_per_day),
+        },
+        cut: CutRule {
+            part_bytes: settings.part_bytes,
+            part_messages: limit(settings.part_messages),
+        },
+        link_life: settings.link,
+    };
+    let (database, artifacts) = (&settings.database, &settings.artifacts);
+    Exporter::open(database, artifacts, Clock::system(), terms)
+        .map_err(|e| Failure::failed(e.to_string()))
+}
+
+/// As [`open`], for commands that are about something that must be there already: a slip in
+/// `--data` must not make a new and empty store.
+fn open_existing(settings: &Settings) -> Result<Exporter, Failure> {
+    if !settings.database.exists() {
+        return Err(Failure::failed(format!(
+            "there is no database {}; name the data folder with --data",
+            settings.database.display()
+        )));
+    }
+    open(settings)
+}
+
+/// Creates the data folder, for its owner only, where it is missing.
+fn create_folder(folder: &Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt as _;
+    let created = std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(folder);
+    created.map_err(|e| {
+        Failure::failed(format!(
+            "cannot create the folder {}: {e}; make its parent writable, or name another folder \
+             with --data",
+            folder.display()
+        ))
+    })
+}
+
+/// A job on the command line.
+fn job_id(text: &str) -> Result<JobId, &'static str> {
+    JobId::parse(text).ok_or("a job is named by its id of 26 lower-case letters and digits")
+}
+
+/// What the ledger's error means to the one who typed `job`.
+fn ledger_failure(error: &LedgerError, job: JobId) -> Failure {
+    match error {
+        LedgerError::NotFound => Failure::failed(format!(
+            "there is no export {job}; `ibid admin list` shows those that are"
+        )),
+        LedgerError::Refused(state) => Failure::failed(format!(
+            "this cannot be done to the export {job}, which is {}",
+            state.as_str()
+        )),
+        LedgerError::LeaseLost
+        | LedgerError::OtherDigest { .. }
+        | LedgerError::Unavailable(_)
+        | LedgerError::Unreadable(_) => unavailable(error),
+    }
+}
+
+/// A database that does not do what it should.
+fn unavailable(error: &dyn std::error::Error) -> Failure {
+    Failure::failed(format!("{error}; run `ibid doctor` to look closer"))
+}
+
+/// A bar on standard error, shown only on a terminal. `unit` is a template of indicatif for how
+/// far it is.
+fn bar(total: u64, what: &str, unit: &str) -> ProgressBar {
+    let bar = ProgressBar::new(total).with_message(what.to_owned());
+    let template = format!("{{msg}} {{wide_bar}} {unit} {{eta}}");
+    match ProgressStyle::with_template(&template) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    }
+}
+
+/// How far a bar is in messages.
+const MESSAGES: &str = "{human_pos}/{human_len} messages";
+/// How far a bar is in bytes.
+const BYTES: &str = "{bytes}/{total_bytes}";

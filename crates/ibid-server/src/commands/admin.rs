@@ -1,0 +1,316 @@
+//! `ibid admin`: an operator at work, on the database and not over HTTP.
+
+use clap::{Args, Subcommand, ValueEnum};
+use ibid::export::{RevokedBy, State};
+use ibid::exporter::Exporter;
+use ibid::ids::{JobId, UserId};
+use ibid::ledger::{Cursor, Filter, Found, LedgerError};
+use ibid::time::Time;
+use serde_json::json;
+
+use super::{Failure, job_id, ledger_failure, load, open_existing, say, unavailable};
+use crate::config::{StoreFlags, escape};
+
+/// The longest reason for a revocation, in characters.
+const MAX_REASON_CHARS: usize = 1000;
+
+/// How many jobs are read in one transaction.
+const PAGE: u32 = 500;
+
+/// Revoke, restore and list exports; disable and enable accounts
+///
+/// Works on the database itself, also while a server runs, which heeds it at once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ibid admin list --user alice --state done
+  ibid admin revoke aaaqeayeaudaocajbifqydiob4 --reason 'asked for by legal'
+  ibid admin disable alice")]
+pub struct AdminArgs {
+    #[command(subcommand)]
+    command: AdminCommand,
+}
+
+#[derive(Debug, Subcommand)]
+enum AdminCommand {
+    /// Take an export back: work on it stops, downloads are refused
+    ///
+    /// Its bytes stay until the retention ends, so that it can be restored. Copies that were
+    /// downloaded cannot be recalled.
+    Revoke {
+        /// Id of the export
+        #[arg(value_name = "JOB", value_parser = job_id)]
+        job: JobId,
+        /// Why; its owner sees this
+        #[arg(long, value_parser = reason)]
+        reason: String,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// Take the revocation of a finished export back
+    Restore {
+        /// Id of the export
+        #[arg(value_name = "JOB", value_parser = job_id)]
+        job: JobId,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// Disable an account: its requests and downloads are refused
+    Disable {
+        /// User whose account it is
+        #[arg(value_parser = user_id)]
+        user: UserId,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// Enable an account again
+    Enable {
+        /// User whose account it is
+        #[arg(value_parser = user_id)]
+        user: UserId,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// List exports, newest first
+    List(ListArgs),
+}
+
+#[derive(Debug, Args)]
+struct ListArgs {
+    /// Only those of this user
+    #[arg(long, value_parser = user_id)]
+    user: Option<UserId>,
+    /// Only those in this state
+    #[arg(long, value_enum)]
+    state: Option<StateName>,
+    /// Print a JSON line for each export
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    store: StoreFlags,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum StateName {
+    Queued,
+    Running,
+    Done,
+    Failed,
+    Revoked,
+    Expired,
+}
+
+impl From<StateName> for State {
+    fn from(name: StateName) -> State {
+        match name {
+            StateName::Queued => State::Queued,
+            StateName::Running => State::Running,
+            StateName::Done => State::Done,
+            StateName::Failed => State::Failed,
+            StateName::Revoked => State::Revoked,
+            StateName::Expired => State::Expired,
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// What was asked for cannot be done, and why.
+pub async fn run(args: AdminArgs) -> Result<(), Failure> {
+    match args.command {
+        AdminCommand::Revoke { job, reason, store } => {
+            revoke(&existing(&store)?, job, reason).await
+        }
+        AdminCommand::Restore { job, store } => restore(&existing(&store)?, job).await,
+        AdminCommand::Disable { user, store } => {
+            set_account(&existing(&store)?, &user, false).await
+        }
+        AdminCommand::Enable { user, store } => set_account(&existing(&store)?, &user, true).await,
+        AdminCommand::List(args) => list(&existing(&args.store)?, args).await,
+    }
+}
+
+fn existing(store: &StoreFlags) -> Result<Exporter, Failure> {
+    open_existing(&load(&store.flags())?.settings)
+}
+
+fn user_id(text: &str) -> Result<UserId, String> {
+    UserId::parse(text).map_err(|reason| format!("it {reason}"))
+}
+
+fn reason(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() || text.chars().count() > MAX_REASON_CHARS {
+        return Err(format!("it must be 1 to {MAX_REASON_CHARS} characters"));
+    }
+    Ok(text.to_owned())
+}
+
+async fn revoke(exporter: &Exporter, job: JobId, reason: String) -> Result<(), Failure> {
+    let export = exporter
+        .revoke(job, reason)
+        .await
+        .map_err(|error| ledger_failure(&error, job))?;
+    match &export.revocation {
+        Some(revocation) => {
+            let by = revocation.by.as_str();
+            let reason = escape(&revocation.reason);
+            say(&format!(
+                "{job} is revoked (by {by} at {}: {reason})",
+                revocation.at
+            ));
+        }
+        None => say(&format!(
+            "{job} is {} already; it cannot be downloaded any more",
+            export.state.as_str()
+        )),
+    }
+    Ok(())
+}
+
+async fn restore(exporter: &Exporter, job: JobId) -> Result<(), Failure> {
+    match exporter.restore(job).await {
+        Ok(export) => {
+            let now = exporter.ledger.now().await.map_err(|e| unavailable(&e))?;
+            match (export.state_at(now), export.expires_at) {
+                (State::Done, Some(until)) => {
+                    say(&format!("{job} is done again, until {until}"));
+                }
+                (state, _) => say(&format!("{job} is {} now", state.as_str())),
+            }
+            Ok(())
+        }
+        Err(LedgerError::Refused(state)) => Err(not_restorable(exporter, job, state).await),
+        Err(error) => Err(ledger_failure(&error, job)),
+    }
+}
+
+/// Why an export that is there cannot be restored.
+async fn not_restorable(exporter: &Exporter, job: JobId, state: State) -> Failure {
+    let found = exporter.ledger.find(job).await.ok().flatten();
+    let export = found.map(|found| found.export);
+    let revoked_by = export
+        .as_ref()
+        .and_then(|export| export.revocation.as_ref())
+        .map(|revocation| revocation.by);
+    let why = match revoked_by {
+        None => format!("it is {} and not revoked", state.as_str()),
+        Some(RevokedBy::Admin) => {
+            "it was not finished when it was revoked, or its bytes are deleted; its owner can ask \
+             for a new export"
+                .to_owned()
+        }
+        Some(by @ (RevokedBy::Owner | RevokedBy::Erasure)) => format!(
+            "it was withdrawn by {} and its bytes are deleted; its owner can ask for a new export",
+            by.as_str()
+        ),
+    };
+    Failure::failed(format!("{job} cannot be restored: {why}"))
+}
+
+async fn set_account(exporter: &Exporter, user: &UserId, enabled: bool) -> Result<(), Failure> {
+    exporter
+        .source
+        .set_account(user, enabled)
+        .await
+        .map_err(|e| unavailable(&e))?;
+    say(&if enabled {
+        format!("the account {user} is enabled")
+    } else {
+        format!("the account {user} is disabled; its requests and downloads are refused")
+    });
+    Ok(())
+}
+
+async fn list(exporter: &Exporter, args: ListArgs) -> Result<(), Failure> {
+    let filter = Filter {
+        user: args.user,
+        state: args.state.map(State::from),
+    };
+    let mut before = None;
+    if !args.json {
+        say(&row(&[
+            "JOB", "STATE", "CREATED", "ATTEMPTS", "MESSAGES", "LOADS", "USER", "SCOPE",
+        ]));
+    }
+    loop {
+        let now = exporter.ledger.now().await.map_err(|e| unavailable(&e))?;
+        let page = exporter
+            .ledger
+            .search(filter.clone(), before, PAGE)
+            .await
+            .map_err(|e| unavailable(&e))?;
+        let Some(last) = page.last() else {
+            return Ok(());
+        };
+        before = Some(Cursor {
+            created_at: last.export.created_at,
+            job_id: last.export.job_id,
+        });
+        for found in &page {
+            if args.json {
+                say(&document(found, now).to_string());
+            } else {
+                say(&line(found, now));
+            }
+        }
+    }
+}
+
+fn line(found: &Found, now: Time) -> String {
+    let export = &found.export;
+    row(&[
+        &export.job_id.to_string(),
+        export.state_at(now).as_str(),
+        &export.created_at.to_string(),
+        &export.attempts.to_string(),
+        &format!("{}/{}", found.messages_done, export.messages_total),
+        &found.downloads.count.to_string(),
+        export.user.as_str(),
+        &export.scope.to_string(),
+    ])
+}
+
+fn row(cells: &[&str; 8]) -> String {
+    let [
+        job,
+        state,
+        created,
+        attempts,
+        messages,
+        downloads,
+        user,
+        scope,
+    ] = cells;
+    let line = format!(
+        "{job:26}  {state:7}  {created:27}  {attempts:>8}  {messages:>15}  {downloads:>5}  \
+         {user:16}  {scope}"
+    );
+    line
+}
+
+fn document(found: &Found, now: Time) -> serde_json::Value {
+    let export = &found.export;
+    let artefact = export.artefact.as_ref();
+    json!({
+        "job_id": export.job_id,
+        "user": export.user,
+        "scope": export.scope.to_string(),
+        "state": export.state_at(now),
+        "created_at": export.created_at,
+        "started_at": export.started_at,
+        "finished_at": export.finished_at,
+        "expires_at": export.expires_at,
+        "attempts": export.attempts,
+        "heartbeat_at": export.lease.as_ref().map(|lease| lease.renewed_at),
+        "parts_done": found.parts_done,
+        "messages_done": found.messages_done,
+        "messages_total": export.messages_total,
+        "bytes": artefact.map(|artefact| artefact.bytes),
+        "sha256": artefact.map(|artefact| hex::encode(artefact.sha256)),
+        "downloads": found.downloads,
+        "error": export.problem,
+        "waiting": export.waiting,
+        "revoked": export.revocation,
+    })
+}
