@@ -1,0 +1,330 @@
+//! One installation in a temporary folder, as a test uses it: a real SQLite file, a real disk, and
+//! a clock that stands still until the test moves it.
+
+use std::io::{Read as _, Write as _};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ibid::cut::CutRule;
+use ibid::event::Invalid;
+use ibid::export::{Artefact, Format, State, Terms};
+use ibid::exporter::{ExportTerms, Exporter};
+use ibid::ids::{ClaimId, JobId, UserId};
+use ibid::import::{ImportError, Note, Report, import};
+use ibid::key::IdempotencyKey;
+use ibid::ledger::{CreateError, Created, Found, Offer, Part};
+use ibid::limits::Limits;
+use ibid::scope::{Request, Scope};
+use ibid::segment::ENCODER_ID;
+use ibid::source::Source;
+use ibid::time::{Clock, Time};
+use ibid::vault::Key;
+use ibid::work::Workshop;
+use ibid::worker::{AttemptReport, Worker, WorkerTerms};
+use tokio_util::sync::CancellationToken;
+
+pub const LEASE: Duration = Duration::from_secs(30);
+
+pub const TERMS: Terms = Terms {
+    max_attempts: 5,
+    retention: Duration::from_secs(7 * 86_400),
+};
+
+pub const NO_LIMITS: Limits = Limits {
+    unfinished_per_user: 0,
+    exports_per_user_per_day: 0,
+};
+
+/// How workers work here unless a test says otherwise.
+pub const UNTIL_IDLE: WorkerTerms = WorkerTerms {
+    workers: 1,
+    lease: LEASE,
+    poll: Duration::from_millis(5),
+    terms: TERMS,
+    running_per_user: 0,
+    until_idle: true,
+};
+
+pub struct Installation {
+    pub exporter: Exporter,
+    pub clock: Clock,
+    folder: tempfile::TempDir,
+    terms: ExportTerms,
+    keys: AtomicU64,
+}
+
+impl Installation {
+    /// Without limits, and cutting parts as a server does by default.
+    pub fn new() -> Installation {
+        Installation::with(0, NO_LIMITS)
+    }
+
+    /// One whose parts hold at most so many messages.
+    pub fn cutting_at(part_messages: u64) -> Installation {
+        Installation::with(part_messages, NO_LIMITS)
+    }
+
+    pub fn with(part_messages: u64, limits: Limits) -> Installation {
+        let folder = tempfile::tempdir().unwrap();
+        let clock = Clock::frozen_at(Time::parse("2026-01-05T12:00:00Z").unwrap());
+        let terms = ExportTerms {
+            limits,
+            cut: CutRule {
+                part_bytes: 1024 * 1024,
+                part_messages,
+            },
+            link_life: Duration::from_secs(300),
+        };
+        let (database, artifacts) = paths(&folder);
+        let exporter = Exporter::open(&database, &artifacts, clock.clone(), terms).unwrap();
+        Installation {
+            exporter,
+            clock,
+            folder,
+            terms,
+            keys: AtomicU64::new(0),
+        }
+    }
+
+    /// The same folder opened once more, as another process would.
+    pub fn another_exporter(&self) -> Exporter {
+        let (database, artifacts) = paths(&self.folder);
+        Exporter::open(&database, &artifacts, self.clock.clone(), self.terms).unwrap()
+    }
+
+    /// A connection of another program to the database.
+    pub fn sql(&self) -> rusqlite::Connection {
+        let connection = rusqlite::Connection::open(paths(&self.folder).0).unwrap();
+        connection.busy_timeout(Duration::from_secs(30)).unwrap();
+        connection
+    }
+
+    /// Changes exactly one row behind everybody's back.
+    pub fn tamper(&self, sql: &str, params: impl rusqlite::Params) {
+        assert_eq!(self.sql().execute(sql, params).unwrap(), 1, "{sql}");
+    }
+
+    /// Imports these lines, which must be valid.
+    pub async fn import<S: AsRef<str>>(&self, lines: &[S]) -> Report {
+        let mut text = String::new();
+        for line in lines {
+            text.push_str(line.as_ref());
+            text.push('\n');
+        }
+        let (report, refused) = self.try_import(text.as_bytes(), false).await;
+        report.unwrap_or_else(|error| panic!("{error}: {refused:?}"))
+    }
+
+    /// Imports a file of these bytes; gives also the refused lines, as often as they were told.
+    pub async fn try_import(
+        &self,
+        bytes: &[u8],
+        skip_invalid: bool,
+    ) -> (Result<Report, ImportError>, Vec<(u64, Invalid)>) {
+        import_into(self.exporter.source.as_ref(), bytes, skip_invalid).await
+    }
+
+    pub async fn create(&self, user: &str, scope: &str, key: &str) -> Result<Created, CreateError> {
+        create(&self.exporter, user, scope, key).await
+    }
+
+    /// Asks for an export under a key of its own.
+    pub async fn export(&self, user: &str, scope: &str) -> JobId {
+        let key = format!("key-{}", self.keys.fetch_add(1, Ordering::Relaxed));
+        match self.create(user, scope, &key).await {
+            Ok(Created::New(export)) => export.job_id,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Works until there is nothing left to do.
+    pub async fn work(&self) -> Vec<AttemptReport> {
+        work(self.exporter.workshop(2, None), UNTIL_IDLE).await
+    }
+
+    /// The raw lines of the artefact of an export that is created and made now.
+    pub async fn export_now(&self, user: &str, scope: &str) -> Vec<u8> {
+        let job = self.export(user, scope).await;
+        self.work().await;
+        self.lines(job).await
+    }
+
+    pub async fn find(&self, job: JobId) -> Found {
+        self.exporter.ledger.find(job).await.unwrap().unwrap()
+    }
+
+    pub async fn state(&self, job: JobId) -> State {
+        self.find(job).await.export.state
+    }
+
+    /// The kind of problem with which a job has failed.
+    pub async fn failure(&self, job: JobId) -> String {
+        let export = self.find(job).await.export;
+        assert_eq!(export.state, State::Failed, "{export:?}");
+        export.problem.unwrap().kind
+    }
+
+    /// What is recorded of a finished job.
+    pub async fn artefact(&self, job: JobId) -> Artefact {
+        let export = self.find(job).await.export;
+        assert_eq!(export.state, State::Done, "{:?}", export.problem);
+        export.artefact.unwrap()
+    }
+
+    /// The file that a finished job made.
+    pub async fn file(&self, job: JobId) -> Vec<u8> {
+        let claim = self.artefact(job).await.claim;
+        let key = Key::Artefact { job, claim };
+        self.exporter.vault.get(key).await.unwrap().to_vec()
+    }
+
+    /// The raw lines that a finished job's file holds.
+    pub async fn lines(&self, job: JobId) -> Vec<u8> {
+        gunzip(&self.file(job).await)
+    }
+
+    pub async fn parts(&self, job: JobId) -> Vec<Part> {
+        self.exporter.ledger.parts(job).await.unwrap()
+    }
+
+    /// Where the bytes of a part are.
+    pub fn part_file(&self, job: JobId, part: &Part) -> PathBuf {
+        let name = format!("{job}/{}/part-{:06}", part.claim, part.number);
+        self.exporter.vault.folder().join(name)
+    }
+
+    /// Everything that the vault keeps of a job, as paths below the job.
+    pub fn kept(&self, job: JobId) -> Vec<String> {
+        let folder = self.exporter.vault.folder().join(job.to_string());
+        let mut kept = Vec::new();
+        let claims = std::fs::read_dir(folder).into_iter().flatten();
+        for claim in claims.map(|entry| entry.unwrap().path()) {
+            for object in std::fs::read_dir(&claim).unwrap() {
+                let object = object.unwrap().path();
+                let name =
+                    |path: &std::path::Path| path.file_name().unwrap().to_str().unwrap().to_owned();
+                kept.push(format!("{}/{}", name(&claim), name(&object)));
+            }
+        }
+        kept.sort();
+        kept
+    }
+}
+
+fn paths(folder: &tempfile::TempDir) -> (PathBuf, PathBuf) {
+    let at = |name| folder.path().join(name);
+    (at("ibid.db"), at("artifacts"))
+}
+
+pub fn request(scope: &str) -> Request {
+    Request {
+        scope: Scope::parse(scope).unwrap(),
+        format: Format::JsonlGz,
+    }
+}
+
+pub async fn create(
+    exporter: &Exporter,
+    user: &str,
+    scope: &str,
+    key: &str,
+) -> Result<Created, CreateError> {
+    let key = IdempotencyKey::parse(key.as_bytes()).unwrap();
+    let user = UserId::parse(user).unwrap();
+    exporter.request(user, key, request(scope)).await
+}
+
+/// What a worker of this version asks for.
+pub fn offer(running_per_user: u64) -> Offer {
+    Offer {
+        encoders: vec![ENCODER_ID.to_owned()],
+        lease: LEASE,
+        terms: TERMS,
+        running_per_user,
+    }
+}
+
+pub async fn import_into(
+    source: &dyn Source,
+    bytes: &[u8],
+    skip_invalid: bool,
+) -> (Result<Report, ImportError>, Vec<(u64, Invalid)>) {
+    let mut file = tempfile::tempfile().unwrap();
+    file.write_all(bytes).unwrap();
+    let mut refused = Vec::new();
+    let mut note = |note: Note<'_>| {
+        if let Note::Refused { line, invalid } = note {
+            refused.push((line, invalid.clone()));
+        }
+    };
+    let report = import(source, &mut file, skip_invalid, &mut note).await;
+    (report, refused)
+}
+
+/// Runs a worker until it ends by itself, which `terms` must see to.
+pub async fn work(workshop: Workshop, terms: WorkerTerms) -> Vec<AttemptReport> {
+    work_until(workshop, terms, CancellationToken::new()).await
+}
+
+pub async fn work_until(
+    workshop: Workshop,
+    terms: WorkerTerms,
+    stop: CancellationToken,
+) -> Vec<AttemptReport> {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&reports);
+    let note = move |report| seen.lock().unwrap().push(report);
+    let worker = Worker::new(workshop, terms, Arc::default(), note);
+    let ended = tokio::time::timeout(Duration::from_secs(60), worker.run(&stop)).await;
+    ended.expect("the worker ends by itself");
+    drop(worker);
+    Arc::into_inner(reports).unwrap().into_inner().unwrap()
+}
+
+/// Asks again and again until the answer is yes.
+pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let asked = tokio::time::timeout(Duration::from_secs(30), asking).await;
+    asked.unwrap_or_else(|_| panic!("it never came to that: {what}"));
+}
+
+/// What one gzip member holds, and that there is nothing behind it.
+pub fn gunzip(file: &[u8]) -> Vec<u8> {
+    let mut decoder = flate2::bufread::GzDecoder::new(file);
+    let mut raw = Vec::new();
+    decoder.read_to_end(&mut raw).unwrap();
+    assert_eq!(decoder.into_inner(), b"", "bytes after the gzip member");
+    raw
+}
+
+/// A claim that nobody holds.
+pub fn stray_claim() -> ClaimId {
+    ClaimId::from_bytes([7; 16])
+}
+
+/// Says where two exports differ, instead of printing both.
+#[track_caller]
+pub fn assert_same_lines(what: &str, found: &[u8], expected: &[u8]) {
+    if found == expected {
+        return;
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (found, expected) = (text(found), text(expected));
+    let (found, expected): (Vec<_>, Vec<_>) = (found.lines().collect(), expected.lines().collect());
+    let at = std::iter::zip(&found, &expected).take_while(|(a, b)| a == b);
+    let at = at.count();
+    panic!(
+        "{what}: {} lines instead of {}; line {} is\n{:?} instead of\n{:?}",
+        found.len(),
+        expected.len(),
+        at + 1,
+        found.get(at),
+        expected.get(at)
+    );
+}
