@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{Failure, admin, config, import, token, verify, worker};
+use crate::commands::{Failure, admin, config, demo, import, serve, token, verify, worker};
 use crate::telemetry;
 
 /// `ibid` with its arguments.
@@ -22,6 +22,8 @@ pub struct Cli {
 
 const EXAMPLES: &str = "\
 Examples:
+  ibid demo                                  see it work, in a temporary folder
+  ibid serve                                 the API with a worker inside
   ibid import chat.jsonl                     put a chat history into the log
   ibid token create --user alice             a token for alice, shown once
   ibid export --server http://127.0.0.1:8787 -o alice.jsonl.gz
@@ -35,6 +37,8 @@ the data folder, in this order; `ibid config` shows all of them. IBID_LOG=debug 
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Demo(demo::DemoArgs),
+    Serve(serve::ServeArgs),
     Worker(worker::WorkerArgs),
     Import(import::ImportArgs),
     Token(token::TokenArgs),
@@ -53,6 +57,8 @@ impl Cli {
     pub async fn run(self) -> Result<(), Failure> {
         telemetry::start(self.command.log_level())?;
         match self.command {
+            Command::Demo(args) => demo::run(args).await,
+            Command::Serve(args) => serve::run(args).await,
             Command::Worker(args) => worker::run(args).await,
             Command::Import(args) => import::run(args).await,
             Command::Token(args) => token::run(args).await,
@@ -69,7 +75,9 @@ impl Command {
     /// What is logged unless `IBID_LOG` says otherwise.
     const fn log_level(&self) -> &'static str {
         match self {
-            Command::Worker(_)
+            Command::Serve(_) => "info",
+            Command::Demo(_)
+            | Command::Worker(_)
             | Command::Import(_)
             | Command::Token(_)
             //X | Command::Export(_)

@@ -2,11 +2,13 @@
 
 pub mod admin;
 pub mod config;
+pub mod demo;
 //pub mod doctor;
 mod duration;
 //pub mod export;
 mod http;
 pub mod import;
+pub mod serve;
 pub mod token;
 pub mod verify;
 pub mod worker;

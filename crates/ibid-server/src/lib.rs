@@ -1,9 +1,11 @@
 //! The ibid process: HTTP API, workers, command line, configuration.
 
+pub mod api;
 pub mod cli;
 pub mod commands;
 pub mod config;
 pub mod keys;
+pub mod lifecycle;
 pub mod range;
 pub mod signals;
 pub mod telemetry;

@@ -37,10 +37,15 @@ async fn an_export_holds_what_the_user_could_see_at_the_moment_of_the_click() {
     assert_eq!(of("c-big"), (1..=430).collect::<Vec<_>>());
     assert_eq!(lines.len(), 930);
     let message = |seq: u64| {
-        let found = lines.iter().find(|l| l["conv"] == "c-team" && l["seq"] == seq);
+        let found = lines
+            .iter()
+            .find(|l| l["conv"] == "c-team" && l["seq"] == seq);
         found.cloned().expect("there")
     };
-    assert_eq!((&message(60)["body"], &message(60)["recalled"]), (&json!(""), &json!(1)));
+    assert_eq!(
+        (&message(60)["body"], &message(60)["recalled"]),
+        (&json!(""), &json!(1))
+    );
     assert_eq!(message(70)["body"], "message 70 of c-team");
     assert_eq!(message(70)["recalled"], 0);
 }
@@ -52,14 +57,20 @@ async fn a_post_is_accepted_once_and_then_replayed_in_whatever_state_the_job_is(
     assert_eq!(made.status, 202);
     assert_eq!(made.body["state"], "queued");
     assert_eq!(made.body["replayed"], false);
-    assert_eq!(made.header("location"), format!("/exports/{}", made.text("job_id")));
+    assert_eq!(
+        made.header("location"),
+        format!("/exports/{}", made.text("job_id"))
+    );
     assert!(made.headers.get("idempotent-replayed").is_none());
     assert_eq!(made.text("job_id").len(), 26);
 
     // White space, member order, defaults and the key's spelling make no difference.
     for (key, body) in [
         ("k", ALL),
-        ("\"k\"", r#"{ "format" : "jsonl.gz", "scope" : "\u0061ll" }"#),
+        (
+            "\"k\"",
+            r#"{ "format" : "jsonl.gz", "scope" : "\u0061ll" }"#,
+        ),
     ] {
         let again = server.post(&token, key, body).await;
         assert_eq!(again.status, 200);
@@ -97,7 +108,9 @@ async fn a_key_is_required_once_and_well_formed() {
         }
         answer(request)
     };
-    request(&[]).await.is_problem(400, "idempotency-key-missing");
+    request(&[])
+        .await
+        .is_problem(400, "idempotency-key-missing");
     let long = "k".repeat(256);
     for bad in [
         b"" as &[u8],
@@ -111,9 +124,13 @@ async fn a_key_is_required_once_and_well_formed() {
         "caf\u{e9}".as_bytes(),
         long.as_bytes(),
     ] {
-        request(&[bad]).await.is_problem(400, "idempotency-key-invalid");
+        request(&[bad])
+            .await
+            .is_problem(400, "idempotency-key-invalid");
     }
-    request(&[b"a", b"a"]).await.is_problem(400, "idempotency-key-invalid");
+    request(&[b"a", b"a"])
+        .await
+        .is_problem(400, "idempotency-key-invalid");
     // No refused request has consumed a key.
     let list = answer(server.get("/exports").bearer_auth(&token)).await;
     assert_eq!(list.body["exports"], json!([]));
@@ -137,7 +154,10 @@ async fn bodies_and_scopes_that_are_not_understood_are_refused() {
         r#"{"scope":7}"#,
         r#"{"scope":"\ud800"}"#,
     ] {
-        server.post(&token, "k", bad).await.is_problem(400, "request-invalid");
+        server
+            .post(&token, "k", bad)
+            .await
+            .is_problem(400, "request-invalid");
     }
     for bad in [
         r#"{"scope":""}"#,
@@ -147,16 +167,33 @@ async fn bodies_and_scopes_that_are_not_understood_are_refused() {
         r#"{"scope":"conv:no-such"}"#,
         r#"{"scope":"conv:c-private"}"#,
     ] {
-        server.post(&token, "k", bad).await.is_problem(400, "scope-invalid");
+        server
+            .post(&token, "k", bad)
+            .await
+            .is_problem(400, "scope-invalid");
     }
     // One answer for a conversation that does not exist and one that she never could see.
     let detail = |answer: Answer| answer.text("detail");
     assert_eq!(
-        detail(server.post(&token, "k", r#"{"scope":"conv:no-such"}"#).await),
-        detail(server.post(&token, "k", r#"{"scope":"conv:c-private"}"#).await)
+        detail(
+            server
+                .post(&token, "k", r#"{"scope":"conv:no-such"}"#)
+                .await
+        ),
+        detail(
+            server
+                .post(&token, "k", r#"{"scope":"conv:c-private"}"#)
+                .await
+        )
     );
     // The key of all these is still free.
-    assert_eq!(server.post(&token, "k", r#"{"scope":"conv:c-big"}"#).await.status, 202);
+    assert_eq!(
+        server
+            .post(&token, "k", r#"{"scope":"conv:c-big"}"#)
+            .await
+            .status,
+        202
+    );
 }
 
 #[tokio::test]
@@ -174,11 +211,19 @@ async fn the_type_and_the_size_of_a_body_are_limited() {
         answer(request)
     };
     let big = format!("{{\"scope\":\"{}\"}}", "x".repeat(16 * 1024));
-    for wrong in [None, Some("text/plain"), Some("application/x-www-form-urlencoded")] {
+    for wrong in [
+        None,
+        Some("text/plain"),
+        Some("application/x-www-form-urlencoded"),
+    ] {
         // The type is looked at before the size, both before the key.
-        request(wrong, big.clone()).await.is_problem(415, "unsupported-media-type");
+        request(wrong, big.clone())
+            .await
+            .is_problem(415, "unsupported-media-type");
     }
-    request(Some("application/json"), big).await.is_problem(413, "body-too-large");
+    request(Some("application/json"), big)
+        .await
+        .is_problem(413, "body-too-large");
     let missing = request(Some("application/json; charset=utf-8"), ALL.to_owned()).await;
     missing.is_problem(400, "idempotency-key-missing");
 }
@@ -214,21 +259,39 @@ async fn who_is_asking_must_be_known_and_have_the_role() {
     let admin = server.token("root", Role::Admin).await;
     let writer = server.token("app", Role::Writer).await;
     for other in [&admin, &writer] {
-        server.post(other, "k", ALL).await.is_problem(403, "role-insufficient");
-        server.status(other, &job).await.is_problem(403, "role-insufficient");
+        server
+            .post(other, "k", ALL)
+            .await
+            .is_problem(403, "role-insufficient");
+        server
+            .status(other, &job)
+            .await
+            .is_problem(403, "role-insufficient");
     }
     let path = format!("/admin/exports/{job}/revoke");
     for other in [&token, &writer] {
-        let refused = server.admin("POST", &path, other, json!({"reason": "r"})).await;
+        let refused = server
+            .admin("POST", &path, other, json!({"reason": "r"}))
+            .await;
         refused.is_problem(403, "role-insufficient");
     }
     let disable = json!({"enabled": false});
-    let disabled = server.admin("PUT", "/admin/accounts/alice", &admin, disable).await;
+    let disabled = server
+        .admin("PUT", "/admin/accounts/alice", &admin, disable)
+        .await;
     assert_eq!(disabled.body, json!({"user": "alice", "enabled": false}));
-    server.status(&token, &job).await.is_problem(403, "account-disabled");
-    server.post(&token, "k2", ALL).await.is_problem(403, "account-disabled");
+    server
+        .status(&token, &job)
+        .await
+        .is_problem(403, "account-disabled");
+    server
+        .post(&token, "k2", ALL)
+        .await
+        .is_problem(403, "account-disabled");
     let enable = json!({"enabled": true});
-    server.admin("PUT", "/admin/accounts/alice", &admin, enable).await;
+    server
+        .admin("PUT", "/admin/accounts/alice", &admin, enable)
+        .await;
     assert_eq!(server.status(&token, &job).await.status, 200);
 }
 
@@ -239,7 +302,14 @@ async fn another_users_export_and_one_that_does_not_exist_look_the_same() {
     let mallory = server.token("mallory", Role::User).await;
     let nothing = "aaaaaaaaaaaaaaaaaaaaaaaaaa";
     let mut bodies = Vec::new();
-    for id in [job.as_str(), nothing, "x", "..%2f..%2fetc", "%ff", &"a".repeat(300)] {
+    for id in [
+        job.as_str(),
+        nothing,
+        "x",
+        "..%2f..%2fetc",
+        "%ff",
+        &"a".repeat(300),
+    ] {
         let mut missing = server.status(&mallory, id).await;
         missing.is_problem(404, "not-found");
         missing.body["request_id"] = Value::Null;
@@ -278,8 +348,14 @@ async fn the_status_says_how_far_it_is() {
         body["progress"],
         json!({"parts_done": 5, "parts_total": 5, "messages_done": 930, "messages_total": 930})
     );
-    assert_eq!(body["download"]["expires_at"], "2027-01-15T12:06:00.000000Z");
-    assert_eq!(body["downloads"], json!({"count": 0, "sources": 0, "last_at": null}));
+    assert_eq!(
+        body["download"]["expires_at"],
+        "2027-01-15T12:06:00.000000Z"
+    );
+    assert_eq!(
+        body["downloads"],
+        json!({"count": 0, "sources": 0, "last_at": null})
+    );
     assert_eq!(body["sha256"].as_str().map(str::len), Some(64));
 }
 
@@ -297,7 +373,12 @@ async fn lists_are_newest_first_and_come_in_pages() {
     let token = server.token("alice", Role::User).await;
     let mut made = Vec::new();
     for n in 0..5 {
-        made.push(server.post(&token, &format!("k{n}"), ALL).await.text("job_id"));
+        made.push(
+            server
+                .post(&token, &format!("k{n}"), ALL)
+                .await
+                .text("job_id"),
+        );
         server.clock.advance(Duration::from_secs(1));
     }
     made.reverse();
@@ -324,7 +405,11 @@ async fn lists_are_newest_first_and_come_in_pages() {
     assert_eq!(none.body, json!({"exports": [], "next": null}));
 }
 
-async fn at_once(server: &Server, count: usize, of: impl Fn(usize) -> (String, String, String)) -> Vec<Answer> {
+async fn at_once(
+    server: &Server,
+    count: usize,
+    of: impl Fn(usize) -> (String, String, String),
+) -> Vec<Answer> {
     let requests = (0..count).map(|n| {
         let (token, key, body) = of(n);
         async move { server.post(&token, &key, &body).await }
@@ -335,26 +420,49 @@ async fn at_once(server: &Server, count: usize, of: impl Fn(usize) -> (String, S
 #[tokio::test(flavor = "multi_thread")]
 async fn many_posts_at_once_make_the_jobs_that_they_should() {
     let (server, token) = with_sample().await;
-    let count = |answers: &[Answer], status: u16| answers.iter().filter(|a| a.status == status).count();
+    let count =
+        |answers: &[Answer], status: u16| answers.iter().filter(|a| a.status == status).count();
 
     let same = at_once(&server, 64, |_| (token.clone(), "one".into(), ALL.into())).await;
     assert_eq!((count(&same, 202), count(&same, 200)), (1, 63));
-    assert!(same.iter().all(|answer| answer.body["job_id"] == same[0].body["job_id"]));
+    assert!(
+        same.iter()
+            .all(|answer| answer.body["job_id"] == same[0].body["job_id"])
+    );
 
-    let bodies = [ALL, r#"{"scope":"conv:c-team"}"#, r#"{"scope":"conv:c-big"}"#];
-    let different = at_once(&server, 63, |n| (token.clone(), "two".into(), bodies[n % 3].into())).await;
+    let bodies = [
+        ALL,
+        r#"{"scope":"conv:c-team"}"#,
+        r#"{"scope":"conv:c-big"}"#,
+    ];
+    let different = at_once(&server, 63, |n| {
+        (token.clone(), "two".into(), bodies[n % 3].into())
+    })
+    .await;
     assert_eq!(count(&different, 202), 1);
     assert_eq!((count(&different, 200), count(&different, 422)), (20, 42));
 
     let dave = server.token("bob", Role::User).await;
     let limited = at_once(&server, 32, |n| (dave.clone(), format!("k{n}"), ALL.into())).await;
     assert_eq!((count(&limited, 202), count(&limited, 429)), (3, 29));
-    let refused = limited.iter().find(|answer| answer.status == 429).expect("one");
+    let refused = limited
+        .iter()
+        .find(|answer| answer.status == 429)
+        .expect("one");
     refused.is_problem(429, "too-many-exports");
     assert_eq!(refused.header("retry-after"), "10");
     // A replay never counts against the limit.
-    let accepted = limited.iter().position(|answer| answer.status == 202).expect("one");
-    assert_eq!(server.post(&dave, &format!("k{accepted}"), ALL).await.status, 200);
+    let accepted = limited
+        .iter()
+        .position(|answer| answer.status == 202)
+        .expect("one");
+    assert_eq!(
+        server
+            .post(&dave, &format!("k{accepted}"), ALL)
+            .await
+            .status,
+        200
+    );
 }
 
 #[tokio::test]
@@ -375,10 +483,19 @@ async fn the_daily_limit_says_when_it_ends() {
     let refused = server.post(&token, "k3", ALL).await;
     refused.is_problem(429, "too-many-exports");
     assert_eq!(refused.header("retry-after"), (23 * 3600).to_string());
-    assert!(refused.text("detail").contains("2027-01-16T12:00:00.000000Z"), "{:?}", refused.body);
+    assert!(
+        refused
+            .text("detail")
+            .contains("2027-01-16T12:00:00.000000Z"),
+        "{:?}",
+        refused.body
+    );
     server.clock.advance(Duration::from_secs(23 * 3600));
     assert_eq!(server.post(&token, "k3", ALL).await.status, 202);
-    server.post(&token, "k4", ALL).await.is_problem(429, "too-many-exports");
+    server
+        .post(&token, "k4", ALL)
+        .await
+        .is_problem(429, "too-many-exports");
 }
 
 #[tokio::test]
@@ -391,10 +508,16 @@ async fn the_service_tells_about_itself_without_a_token() {
     assert_eq!(about.header("vary"), "Accept");
     assert_eq!(answer(server.get("/healthz")).await.status, 200);
     assert_eq!(answer(server.get("/readyz")).await.status, 200);
-    answer(server.get("/nowhere")).await.is_problem(404, "not-found");
+    answer(server.get("/nowhere"))
+        .await
+        .is_problem(404, "not-found");
     let wrong = answer(server.client.delete(server.url("/exports"))).await;
     wrong.is_problem(405, "method-not-allowed");
-    assert!(wrong.header("allow").contains("POST"), "{:?}", wrong.headers);
+    assert!(
+        wrong.header("allow").contains("POST"),
+        "{:?}",
+        wrong.headers
+    );
 }
 
 #[tokio::test]
@@ -408,5 +531,8 @@ async fn public_url_makes_links_absolute() {
     let token = server.token("alice", Role::User).await;
     let done = server.export(&token, "k").await;
     let url = done["download"]["url"].as_str().expect("a link");
-    assert!(url.starts_with("https://chat.example/export/download/"), "{url}");
+    assert!(
+        url.starts_with("https://chat.example/export/download/"),
+        "{url}"
+    );
 }

@@ -28,7 +28,15 @@ fn a_bad_import_names_its_lines_and_writes_nothing() {
     lines[whole - 1] = last[..last.len() - 4].to_owned();
     let path = place.write("bad.jsonl", &lines);
     let ran = place.run(&["import", &path]);
-    says(&ran, 1, &["bad.jsonl:4: ", "is missing", &format!("bad.jsonl:{whole}: ")]);
+    says(
+        &ran,
+        1,
+        &[
+            "bad.jsonl:4: ",
+            "is missing",
+            &format!("bad.jsonl:{whole}: "),
+        ],
+    );
     let json = place.run(&["import", &path, "--json"]);
     assert_eq!(json.code, Some(1));
     let report: Value = serde_json::from_str(json.out.trim()).expect("a report");
@@ -43,7 +51,10 @@ fn a_bad_import_names_its_lines_and_writes_nothing() {
 
     let again = place.run(&["import", &path, "--skip-invalid", "--json"]);
     let report: Value = serde_json::from_str(again.out.trim()).expect("a report");
-    assert_eq!((&report["accepted"], &report["continued_after_line"]), (&0.into(), &whole.into()));
+    assert_eq!(
+        (&report["accepted"], &report["continued_after_line"]),
+        (&0.into(), &whole.into())
+    );
 
     let missing = place.run(&["import", "nowhere.jsonl"]);
     says(&missing, 1, &["nowhere.jsonl"]);
@@ -74,21 +85,22 @@ fn a_data_folder_of_a_newer_version_is_left_as_it_is() {
     let place = Place::new();
     place.import("chat.jsonl", &[join("c", "u"), message("c", "hi")]);
     let database = place.data().join("ibid.db");
-    let set = std::process::Command::new("sqlite3")
-        .arg(&database)
-        .arg("PRAGMA user_version = 9999")
-        .status();
-    if !set.is_ok_and(|status| status.success()) {
-        let connection = rusqlite::Connection::open(&database).expect("opened");
-        connection.pragma_update(None, "user_version", 9999).expect("set");
-    }
+    let connection = rusqlite::Connection::open(&database).expect("opened");
+    connection
+        .pragma_update(None, "user_version", 9999)
+        .expect("set");
+    drop(connection);
     for command in [
         vec!["import", "chat.jsonl"],
         vec!["worker", "--until-idle"],
         vec!["serve", "--listen", "127.0.0.1:0"],
         vec!["token", "create", "--user", "u"],
     ] {
-        says(&place.run(&command), 1, &["newer ibid", "9999", "nothing was changed"]);
+        says(
+            &place.run(&command),
+            1,
+            &["newer ibid", "9999", "nothing was changed"],
+        );
     }
 }
 
@@ -124,12 +136,21 @@ fn a_folder_that_cannot_be_written_is_named() {
         vec!["serve", "--listen", "127.0.0.1:0", "--data", "file/data"],
         vec!["import", "--data", "file/data", "file"],
         vec!["serve", "--listen", "127.0.0.1:0", "--data", "/proc/ibid"],
-        vec!["serve", "--listen", "127.0.0.1:0", "--artifacts", "file:file/artifacts"],
+        vec![
+            "serve",
+            "--listen",
+            "127.0.0.1:0",
+            "--artifacts",
+            "file:file/artifacts",
+        ],
     ] {
         let ran = place.run(&command);
         says(&ran, 1, &["--"]);
     }
-    let nobody = std::process::Command::new("id").arg("-u").output().expect("an id");
+    let nobody = std::process::Command::new("id")
+        .arg("-u")
+        .output()
+        .expect("an id");
     if nobody.stdout != b"0\n" {
         let folder = place.folder.path().join("read-only");
         std::fs::create_dir(&folder).expect("a folder");
@@ -146,7 +167,14 @@ fn a_wrong_key_file_stops_the_server_and_shows_no_secret() {
     assert_eq!(place.serve(&[]).process.terminate().0, Some(0));
     let keys = place.data().join("keys");
     let good = std::fs::read_to_string(&keys).expect("keys");
-    assert_eq!(std::fs::metadata(&keys).expect("there").permissions().mode() & 0o777, 0o600);
+    assert_eq!(
+        std::fs::metadata(&keys)
+            .expect("there")
+            .permissions()
+            .mode()
+            & 0o777,
+        0o600
+    );
     let secret = good.split_whitespace().last().expect("a secret").to_owned();
     let serve = ["serve", "--listen", "127.0.0.1:0"];
     for (text, part) in [
@@ -183,7 +211,10 @@ fn what_is_used_wrongly_ends_with_2() {
     std::fs::write(&config, "link_second = 5\n").expect("written");
     let ran = place.run(&["config"]);
     assert_eq!(ran.code, Some(2), "{ran:?}");
-    assert!(ran.err.contains("link_second") && ran.err.contains("link_seconds"), "{ran:?}");
+    assert!(
+        ran.err.contains("link_second") && ran.err.contains("link_seconds"),
+        "{ran:?}"
+    );
 }
 
 #[test]
@@ -194,9 +225,19 @@ fn the_configuration_is_shown_with_where_it_comes_from() {
     let ran = place.run(&["config", "--json"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let entries: Vec<Value> = serde_json::from_str(&ran.out).expect("JSON");
-    let of = |key: &str| entries.iter().find(|entry| entry["key"] == key).expect("there");
+    let of = |key: &str| {
+        entries
+            .iter()
+            .find(|entry| entry["key"] == key)
+            .expect("there")
+    };
     assert_eq!(of("retention_days")["value"], "3");
-    assert!(of("retention_days")["origin"].as_str().unwrap_or("").contains("ibid.toml"));
+    assert!(
+        of("retention_days")["origin"]
+            .as_str()
+            .unwrap_or("")
+            .contains("ibid.toml")
+    );
     assert_eq!(of("data")["origin"], "environment variable IBID_DATA");
     assert_eq!(of("link_seconds")["origin"], "default");
 }
@@ -221,7 +262,11 @@ fn the_admin_commands_say_what_they_did_and_what_they_cannot_do() {
     let place = Place::new();
     place.import("chat.jsonl", &sample());
     let nothing = "aaaaaaaaaaaaaaaaaaaaaaaaaa";
-    says(&place.run(&["admin", "revoke", nothing, "--reason", "r"]), 1, &[nothing]);
+    says(
+        &place.run(&["admin", "revoke", nothing, "--reason", "r"]),
+        1,
+        &[nothing],
+    );
     says(&place.run(&["admin", "restore", nothing]), 1, &[nothing]);
     assert_eq!(place.run(&["admin", "disable", "alice"]).code, Some(0));
     assert_eq!(place.run(&["admin", "enable", "alice"]).code, Some(0));

@@ -21,7 +21,10 @@ async fn ready() -> Ready {
     let token = server.token("alice", Role::User).await;
     let document = server.export(&token, "k").await;
     Ready {
-        url: document["download"]["url"].as_str().expect("a link").to_owned(),
+        url: document["download"]["url"]
+            .as_str()
+            .expect("a link")
+            .to_owned(),
         bytes: document["bytes"].as_u64().expect("a length"),
         etag: format!("\"{}\"", document["sha256"].as_str().expect("a digest")),
         server,
@@ -76,12 +79,19 @@ async fn a_whole_download_is_the_artefact_with_all_that_is_said_of_it() {
         ("content-length", ready.bytes.to_string()),
         ("content-type", "application/gzip".to_owned()),
         ("repr-digest", format!("sha-256=:{digest}:")),
-        ("content-disposition", format!("attachment; filename=\"export-{job}.jsonl.gz\"")),
+        (
+            "content-disposition",
+            format!("attachment; filename=\"export-{job}.jsonl.gz\""),
+        ),
     ] {
         assert_eq!(whole.header(name), value, "{name}");
     }
     // HEAD answers as GET without Range would, with the same link.
-    let head = ready.server.client.head(ready.server.url(&ready.url)).header("Range", "bytes=0-9");
+    let head = ready
+        .server
+        .client
+        .head(ready.server.url(&ready.url))
+        .header("Range", "bytes=0-9");
     let head = answer(head).await;
     assert_eq!((head.status, head.bytes.len()), (200, 0));
     for (name, value) in &whole.headers {
@@ -108,25 +118,44 @@ async fn ranges_are_answered_with_their_bytes() {
     ] {
         let part = ready.get(&[("Range", &range)]).await;
         assert_eq!(part.status, 206, "{range}");
-        assert_eq!(part.header("content-range"), format!("bytes {first}-{last}/{n}"));
-        assert_eq!(part.header("content-length"), (last - first + 1).to_string());
+        assert_eq!(
+            part.header("content-range"),
+            format!("bytes {first}-{last}/{n}")
+        );
+        assert_eq!(
+            part.header("content-length"),
+            (last - first + 1).to_string()
+        );
         assert_eq!(part.header("etag"), ready.etag);
         assert_eq!(part.bytes, whole[first as usize..=last as usize], "{range}");
         protected(&part);
     }
-    for beyond in [format!("bytes={n}-"), format!("bytes={}-", u64::MAX), "bytes=-0".to_owned()] {
+    for beyond in [
+        format!("bytes={n}-"),
+        format!("bytes={}-", u64::MAX),
+        "bytes=-0".to_owned(),
+    ] {
         let refused = ready.get(&[("Range", &beyond)]).await;
         refused.is_problem(416, "range-not-satisfiable");
         assert_eq!(refused.header("content-range"), format!("bytes */{n}"));
         assert_eq!(refused.header("etag"), ready.etag);
         protected(&refused);
     }
-    for ignored in ["bytes=5-3", "bytes=", "bytes=a-b", "chars=0-1", "bytes 0-1", "bytes=--1"] {
+    for ignored in [
+        "bytes=5-3",
+        "bytes=",
+        "bytes=a-b",
+        "chars=0-1",
+        "bytes 0-1",
+        "bytes=--1",
+    ] {
         let all = ready.get(&[("Range", ignored)]).await;
         assert_eq!((all.status, all.bytes.len() as u64), (200, n), "{ignored}");
         assert!(all.headers.get("content-range").is_none());
     }
-    let twice = ready.get(&[("Range", "bytes=0-0"), ("Range", "bytes=1-1")]).await;
+    let twice = ready
+        .get(&[("Range", "bytes=0-0"), ("Range", "bytes=1-1")])
+        .await;
     assert_eq!(twice.status, 200);
 }
 
@@ -151,7 +180,10 @@ async fn a_download_that_the_server_cut_goes_on_with_if_range() {
         .await;
     assert_eq!(rest.status, 206);
     let n = ready.bytes;
-    assert_eq!(rest.header("content-range"), format!("bytes 1000-{}/{n}", n - 1));
+    assert_eq!(
+        rest.header("content-range"),
+        format!("bytes 1000-{}/{n}", n - 1)
+    );
     file.extend_from_slice(&rest.bytes);
     assert_eq!(hex::encode(Sha256::digest(&file)), ready.sha256());
 }
@@ -167,11 +199,19 @@ async fn if_range_that_names_another_file_gets_the_whole_one() {
         "Fri, 15 Jan 2027 11:59:59 GMT",
         "garbage",
     ] {
-        let all = ready.get(&[("Range", "bytes=1000-"), ("If-Range", other)]).await;
-        assert_eq!((all.status, all.bytes.len() as u64), (200, ready.bytes), "{other}");
+        let all = ready
+            .get(&[("Range", "bytes=1000-"), ("If-Range", other)])
+            .await;
+        assert_eq!(
+            (all.status, all.bytes.len() as u64),
+            (200, ready.bytes),
+            "{other}"
+        );
     }
     let same_time = "Fri, 15 Jan 2027 12:00:00 GMT";
-    let part = ready.get(&[("Range", "bytes=1000-"), ("If-Range", same_time)]).await;
+    let part = ready
+        .get(&[("Range", "bytes=1000-"), ("If-Range", same_time)])
+        .await;
     assert_eq!(part.status, 206);
 }
 
@@ -179,14 +219,20 @@ async fn if_range_that_names_another_file_gets_the_whole_one() {
 async fn preconditions_come_before_ranges() {
     let ready = ready().await;
     let other = "\"other\"";
-    let failed = ready.get(&[("If-Match", other), ("Range", "bytes=0-9")]).await;
+    let failed = ready
+        .get(&[("If-Match", other), ("Range", "bytes=0-9")])
+        .await;
     failed.is_problem(412, "precondition-failed");
     assert_eq!(failed.header("etag"), ready.etag);
-    let same = ready.get(&[("If-None-Match", &ready.etag), ("Range", "bytes=0-9")]).await;
+    let same = ready
+        .get(&[("If-None-Match", &ready.etag), ("Range", "bytes=0-9")])
+        .await;
     assert_eq!((same.status, same.bytes.len()), (304, 0));
     assert_eq!(same.header("etag"), ready.etag);
     protected(&same);
-    let part = ready.get(&[("If-Match", &ready.etag), ("Range", "bytes=0-9")]).await;
+    let part = ready
+        .get(&[("If-Match", &ready.etag), ("Range", "bytes=0-9")])
+        .await;
     assert_eq!((part.status, part.bytes.len()), (206, 10));
 }
 
@@ -194,16 +240,28 @@ async fn preconditions_come_before_ranges() {
 async fn other_methods_are_refused_and_options_says_which_are_not() {
     let ready = ready().await;
     let request = |method: reqwest::Method| {
-        answer(ready.server.client.request(method, ready.server.url(&ready.url)))
+        answer(
+            ready
+                .server
+                .client
+                .request(method, ready.server.url(&ready.url)),
+        )
     };
     let options = request(reqwest::Method::OPTIONS).await;
-    assert_eq!((options.status, options.header("allow")), (204, "GET, HEAD, OPTIONS"));
+    assert_eq!(
+        (options.status, options.header("allow")),
+        (204, "GET, HEAD, OPTIONS")
+    );
     protected(&options);
     for method in ["POST", "PUT", "DELETE", "PATCH"] {
         let refused = request(method.parse().expect("a method")).await;
         refused.is_problem(405, "method-not-allowed");
         for allowed in ["GET", "HEAD", "OPTIONS"] {
-            assert!(refused.header("allow").contains(allowed), "{:?}", refused.headers);
+            assert!(
+                refused.header("allow").contains(allowed),
+                "{:?}",
+                refused.headers
+            );
         }
         protected(&refused);
     }
@@ -227,7 +285,10 @@ async fn downloads_are_counted_with_their_sources_and_heads_are_not() {
         }
     });
     let downloads = counted.await.expect("counted soon");
-    assert_eq!((&downloads["count"], &downloads["sources"]), (&2.into(), &1.into()));
+    assert_eq!(
+        (&downloads["count"], &downloads["sources"]),
+        (&2.into(), &1.into())
+    );
     assert_eq!(downloads["last_at"], "2027-01-15T12:00:00.000000Z");
 }
 

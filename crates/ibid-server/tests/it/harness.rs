@@ -2,17 +2,15 @@
 //! tests can cut.
 
 use std::io;
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::serve::Listener;
 use ibid::cut::CutRule;
-use ibid::exporter::{ExportTerms, Exporter};
 use ibid::export::Terms;
+use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::UserId;
 use ibid::ledger::{NewToken, Role};
 use ibid::limits::Limits;
@@ -21,7 +19,7 @@ use ibid::token::FreshToken;
 use ibid::worker::{Worker, WorkerTerms};
 use ibid_server::api::App;
 use ibid_server::keys::KeyStore;
-use ibid_server::lifecycle;
+use ibid_server::lifecycle::{self, Port};
 use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -91,10 +89,12 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
         let cut = Cut::default();
-        let listener = CutListener {
-            listener,
-            cut: cut.clone(),
-        };
+        let cutting = cut.clone();
+        let port = Port::new(listener, move |stream| CutStream {
+            stream,
+            cut: cutting.clone(),
+            state: Mutex::default(),
+        });
         let app = App::new(
             exporter.clone(),
             Arc::new(keys),
@@ -105,7 +105,7 @@ impl Server {
         let stop = CancellationToken::new();
         let ended = stop.clone();
         tokio::spawn(async move {
-            lifecycle::run(listener, app, None, ended, Duration::ZERO)
+            lifecycle::run(port, app, None, ended, Duration::ZERO)
                 .await
                 .expect("the server ends in order");
         });
@@ -270,30 +270,6 @@ pub struct Cut {
 impl Cut {
     pub fn after(&self, bytes: u64) {
         self.armed.store(bytes + 1, Ordering::SeqCst);
-    }
-}
-
-struct CutListener {
-    listener: TcpListener,
-    cut: Cut,
-}
-
-impl Listener for CutListener {
-    type Io = CutStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (CutStream, SocketAddr) {
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        let stream = CutStream {
-            stream,
-            cut: self.cut.clone(),
-            state: Mutex::default(),
-        };
-        (stream, address)
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
     }
 }
 

@@ -55,7 +55,9 @@ async fn an_altered_link_is_refused_whichever_byte_it_is() {
             }
         }
     }
-    let other_job = linked.url.replace(&linked.job, "aaaaaaaaaaaaaaaaaaaaaaaaaa");
+    let other_job = linked
+        .url
+        .replace(&linked.job, "aaaaaaaaaaaaaaaaaaaaaaaaaa");
     for altered in [
         linked.url.replace("u=alice", "u=bob"),
         linked.url.replace("exp=1", "exp=2"),
@@ -63,7 +65,10 @@ async fn an_altered_link_is_refused_whichever_byte_it_is() {
         format!("{}&x=1", linked.url),
         format!("{}&u=alice", linked.url),
         linked.url.split('?').next().expect("a path").to_owned(),
-        format!("/download/x?{}", linked.url.split('?').nth(1).expect("a query")),
+        format!(
+            "/download/x?{}",
+            linked.url.split('?').nth(1).expect("a query")
+        ),
     ] {
         linked.fetch(&altered).await.is_problem(403, "link-invalid");
     }
@@ -77,12 +82,18 @@ async fn a_link_ends_at_its_second_and_a_fresh_one_goes_on() {
     linked.server.clock.advance(Duration::from_secs(300));
     assert_eq!(linked.fetch(&linked.url).await.status, 200);
     linked.server.clock.advance(Duration::from_secs(1));
-    linked.fetch(&linked.url).await.is_problem(403, "link-expired");
+    linked
+        .fetch(&linked.url)
+        .await
+        .is_problem(403, "link-expired");
     // Altered and expired: what it says of itself is not believed.
     let altered = linked.url.replace("u=alice", "u=bob");
     linked.fetch(&altered).await.is_problem(403, "link-invalid");
     let status = linked.server.status(&linked.token, &linked.job).await;
-    let fresh = status.body["download"]["url"].as_str().expect("a link").to_owned();
+    let fresh = status.body["download"]["url"]
+        .as_str()
+        .expect("a link")
+        .to_owned();
     assert_ne!(fresh, linked.url);
     assert_eq!(linked.fetch(&fresh).await.header("etag"), etag);
 }
@@ -108,17 +119,29 @@ async fn disabling_revoking_and_restoring_take_effect_at_once() {
     let revoke = format!("/admin/exports/{}/revoke", linked.job);
     let restore = format!("/admin/exports/{}/restore", linked.job);
 
-    linked.admin("PUT", "/admin/accounts/alice", disable.clone()).await;
-    linked.fetch(&linked.url).await.is_problem(403, "account-disabled");
-    linked.admin("PUT", "/admin/accounts/alice", enable.clone()).await;
+    linked
+        .admin("PUT", "/admin/accounts/alice", disable.clone())
+        .await;
+    linked
+        .fetch(&linked.url)
+        .await
+        .is_problem(403, "account-disabled");
+    linked
+        .admin("PUT", "/admin/accounts/alice", enable.clone())
+        .await;
     assert_eq!(linked.fetch(&linked.url).await.status, 200);
 
-    let revoked = linked.admin("POST", &revoke, json!({"reason": "leaver"})).await;
+    let revoked = linked
+        .admin("POST", &revoke, json!({"reason": "leaver"}))
+        .await;
     assert_eq!(revoked.status, 200);
     assert_eq!(revoked.body["state"], "revoked");
     assert_eq!(revoked.body["user"], "alice");
     assert!(!String::from_utf8_lossy(&revoked.bytes).contains("sig="));
-    linked.fetch(&linked.url).await.is_problem(410, "export-revoked");
+    linked
+        .fetch(&linked.url)
+        .await
+        .is_problem(410, "export-revoked");
     let status = linked.server.status(&linked.token, &linked.job).await.body;
     assert_eq!(status["state"], "revoked");
     assert_eq!(status["revoked"]["by"], "admin");
@@ -126,17 +149,33 @@ async fn disabling_revoking_and_restoring_take_effect_at_once() {
     assert!(status.get("download").is_none());
 
     let restored = linked.admin("POST", &restore, Value::Null).await;
-    assert_eq!((restored.status, &restored.body["state"]), (200, &json!("done")));
+    assert_eq!(
+        (restored.status, &restored.body["state"]),
+        (200, &json!("done"))
+    );
     assert_eq!(linked.fetch(&linked.url).await.status, 200);
-    linked.admin("POST", &restore, Value::Null).await.is_problem(409, "not-restorable");
+    linked
+        .admin("POST", &restore, Value::Null)
+        .await
+        .is_problem(409, "not-restorable");
     linked.admin("PUT", "/admin/accounts/alice", disable).await;
-    linked.fetch(&linked.url).await.is_problem(403, "account-disabled");
+    linked
+        .fetch(&linked.url)
+        .await
+        .is_problem(403, "account-disabled");
     linked.admin("PUT", "/admin/accounts/alice", enable).await;
 
     // Disabled and revoked: the account is looked at first.
-    linked.admin("POST", &revoke, json!({"reason": "again"})).await;
-    linked.admin("PUT", "/admin/accounts/alice", json!({"enabled": false})).await;
-    linked.fetch(&linked.url).await.is_problem(403, "account-disabled");
+    linked
+        .admin("POST", &revoke, json!({"reason": "again"}))
+        .await;
+    linked
+        .admin("PUT", "/admin/accounts/alice", json!({"enabled": false}))
+        .await;
+    linked
+        .fetch(&linked.url)
+        .await
+        .is_problem(403, "account-disabled");
 }
 
 #[tokio::test]
@@ -147,39 +186,85 @@ async fn an_export_that_is_not_done_or_no_longer_kept_is_not_served() {
         .post(&linked.token, "k2", r#"{"scope":"all"}"#)
         .await
         .text("job_id");
-    let found = linked.server.exporter.ledger.find(ibid::ids::JobId::parse(&job).unwrap()).await;
+    let found = linked
+        .server
+        .exporter
+        .ledger
+        .find(ibid::ids::JobId::parse(&job).unwrap())
+        .await;
     let export = found.expect("found").expect("there").export;
     let keys = std::fs::read_to_string(linked.server.folder.path().join("keys")).expect("keys");
     let ring = ibid::link::KeyRing::parse(&keys).expect("a ring");
-    let (query, _) = linked.server.exporter.link(&ring, &export, linked.server.clock.now());
+    let (query, _) = linked
+        .server
+        .exporter
+        .link(&ring, &export, linked.server.clock.now());
     let early = format!("/download/{job}?{query}");
-    linked.fetch(&early).await.is_problem(409, "export-not-ready");
+    linked
+        .fetch(&early)
+        .await
+        .is_problem(409, "export-not-ready");
 
-    linked.server.clock.advance(Duration::from_secs(7 * 86_400 - 1));
+    linked
+        .server
+        .clock
+        .advance(Duration::from_secs(7 * 86_400 - 1));
     let status = linked.server.status(&linked.token, &linked.job).await;
     assert_eq!(status.body["state"], "done");
-    let last = status.body["download"]["url"].as_str().expect("a link").to_owned();
+    let last = status.body["download"]["url"]
+        .as_str()
+        .expect("a link")
+        .to_owned();
     assert_eq!(linked.fetch(&last).await.status, 200);
     linked.server.clock.advance(Duration::from_secs(1));
     linked.fetch(&last).await.is_problem(410, "export-expired");
     let status = linked.server.status(&linked.token, &linked.job).await;
     assert_eq!(status.body["state"], "expired");
-    assert_eq!(linked.server.post(&linked.token, "k", r#"{"scope":"all"}"#).await.body["state"], "expired");
+    assert_eq!(
+        linked
+            .server
+            .post(&linked.token, "k", r#"{"scope":"all"}"#)
+            .await
+            .body["state"],
+        "expired"
+    );
 }
 
 #[tokio::test]
 async fn admins_get_clear_answers() {
     let linked = linked().await;
     let nothing = "/admin/exports/aaaaaaaaaaaaaaaaaaaaaaaaaa/revoke";
-    linked.admin("POST", nothing, json!({"reason": "r"})).await.is_problem(404, "not-found");
+    linked
+        .admin("POST", nothing, json!({"reason": "r"}))
+        .await
+        .is_problem(404, "not-found");
     let revoke = format!("/admin/exports/{}/revoke", linked.job);
-    for bad in [json!({}), json!({"reason": ""}), json!({"reason": 1}), json!({"why": "x"}), json!([])] {
-        linked.admin("POST", &revoke, bad).await.is_problem(400, "request-invalid");
+    for bad in [
+        json!({}),
+        json!({"reason": ""}),
+        json!({"reason": 1}),
+        json!({"why": "x"}),
+        json!([]),
+    ] {
+        linked
+            .admin("POST", &revoke, bad)
+            .await
+            .is_problem(400, "request-invalid");
     }
-    for bad in [json!({}), json!({"enabled": "no"}), json!({"enabled": true, "x": 1})] {
+    for bad in [
+        json!({}),
+        json!({"enabled": "no"}),
+        json!({"enabled": true, "x": 1}),
+    ] {
         let refused = linked.admin("PUT", "/admin/accounts/alice", bad).await;
         refused.is_problem(400, "request-invalid");
     }
-    let odd = linked.admin("PUT", "/admin/accounts/Zo%C3%AB%20%26", json!({"enabled": false})).await;
+    let odd = linked
+        .admin(
+            "PUT",
+            "/admin/accounts/Zo%C3%AB%20%26",
+            json!({"enabled": false}),
+        )
+        .await;
     assert_eq!(odd.body["user"], "Zoë &");
 }

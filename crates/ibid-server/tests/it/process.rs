@@ -75,7 +75,11 @@ impl Place {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        let mut child = self.command(arguments).stderr(Stdio::null()).spawn().expect("it runs");
+        let mut child = self
+            .command(arguments)
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it runs");
         let out = BufReader::new(child.stdout.take().expect("a pipe"));
         Running { child, out }
     }
@@ -85,7 +89,9 @@ impl Place {
         let all = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
         let mut process = self.start(&all);
         let line = process.line();
-        let at = line.find("http://").unwrap_or_else(|| panic!("no address in {line:?}"));
+        let at = line
+            .find("http://")
+            .unwrap_or_else(|| panic!("no address in {line:?}"));
         Served {
             base: line[at..].trim().to_owned(),
             client: ibid_server::commands::http_client().expect("a client"),
@@ -150,7 +156,12 @@ impl Served {
     }
 
     pub async fn get(&self, token: &str, path: &str) -> Answer {
-        answer(self.client.get(format!("{}{path}", self.base)).bearer_auth(token)).await
+        answer(
+            self.client
+                .get(format!("{}{path}", self.base))
+                .bearer_auth(token),
+        )
+        .await
     }
 
     /// Asks for a job's status until it is as wanted.
@@ -164,7 +175,9 @@ impl Served {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(60), asking).await.expect("it goes on")
+        tokio::time::timeout(Duration::from_secs(60), asking)
+            .await
+            .expect("it goes on")
     }
 }
 
@@ -191,14 +204,22 @@ async fn a_worker_killed_half_way_and_run_again_makes_the_same_bytes() {
     let (one, other) = (Place::new(), Place::new());
     let (served, token, job) = asked(&one).await;
     let killed = one.start(&["worker", "--hold-after-parts", "2", "--lease-seconds", "1"]);
-    let held = served.wait(&token, &job, |status| status["progress"]["parts_done"] == 2).await;
-    assert_eq!((&held["state"], &held["attempts"]), (&json!("running"), &json!(1)));
+    let held = served
+        .wait(&token, &job, |status| status["progress"]["parts_done"] == 2)
+        .await;
+    assert_eq!(
+        (&held["state"], &held["attempts"]),
+        (&json!("running"), &json!(1))
+    );
     killed.kill();
 
     let mut worker = one.start(&["worker", "--json", "--lease-seconds", "1"]);
     let done = served.wait(&token, &job, is_done).await;
     let attempt: Value = serde_json::from_str(&worker.line()).expect("a report");
-    assert_eq!((&attempt["parts_kept"], &attempt["parts_written"]), (&json!(2), &json!(3)));
+    assert_eq!(
+        (&attempt["parts_kept"], &attempt["parts_written"]),
+        (&json!(2), &json!(3))
+    );
     assert_eq!(attempt["sha256"], done["sha256"]);
     assert_eq!(done["progress"]["parts_total"], 5);
     assert_eq!(worker.terminate().0, Some(0));
@@ -233,12 +254,17 @@ async fn a_worker_that_is_told_to_stop_gives_its_lease_back() {
     let place = Place::new();
     let (served, token, job) = asked(&place).await;
     let worker = place.start(&["worker", "--hold-after-parts", "2", "--drain-seconds", "0"]);
-    served.wait(&token, &job, |status| status["progress"]["parts_done"] == 2).await;
+    served
+        .wait(&token, &job, |status| status["progress"]["parts_done"] == 2)
+        .await;
     drop(worker);
     // The lease of the one that was killed lasts 30 s more; this one cannot have the job yet.
     let idle = place.run(&["worker", "--until-idle", "--json"]);
     assert_eq!((idle.code, idle.out.as_str()), (Some(0), ""));
-    let other = served.post(&token, "k2", &json!({"scope": "conv:c-big"})).await.text("job_id");
+    let other = served
+        .post(&token, "k2", &json!({"scope": "conv:c-big"}))
+        .await
+        .text("job_id");
     let worker = place.start(&["worker", "--json"]);
     served.wait(&token, &other, is_done).await;
     let (code, out) = worker.terminate();
@@ -304,14 +330,28 @@ async fn the_client_exports_to_a_file_and_goes_on_with_the_same_export() {
     let token = place.token("alice");
     let out = place.folder.path().join("mine.jsonl.gz");
     let target = out.display().to_string();
-    let arguments = ["export", "--server", &served.base, "--token", &token, "-o", &target];
+    let arguments = [
+        "export",
+        "--server",
+        &served.base,
+        "--token",
+        &token,
+        "-o",
+        &target,
+    ];
     let ran = place.run(&arguments);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     let file = std::fs::read(&out).expect("a file");
     assert_eq!(crate::harness::lines(&file).len(), 930);
     let beside: Vec<_> = std::fs::read_dir(place.folder.path())
         .expect("a folder")
-        .map(|entry| entry.expect("an entry").file_name().into_string().expect("UTF-8"))
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("UTF-8")
+        })
         .filter(|name| name.starts_with("mine"))
         .collect();
     assert_eq!(beside, ["mine.jsonl.gz"]);
@@ -321,11 +361,23 @@ async fn the_client_exports_to_a_file_and_goes_on_with_the_same_export() {
     assert_ne!(again.code, Some(0), "{again:?}");
     assert_eq!(std::fs::read(&out).expect("a file"), file);
     let refused = place.run(&[
-        "export", "--server", &served.base, "--token", "ibid_x", "-o", "other.gz",
+        "export",
+        "--server",
+        &served.base,
+        "--token",
+        "ibid_x",
+        "-o",
+        "other.gz",
     ]);
     assert_eq!(refused.code, Some(3), "{refused:?}");
     let nobody = place.run(&[
-        "export", "--server", "http://127.0.0.1:9", "--token", &token, "-o", "other.gz",
+        "export",
+        "--server",
+        "http://127.0.0.1:9",
+        "--token",
+        &token,
+        "-o",
+        "other.gz",
     ]);
     assert_eq!(nobody.code, Some(4), "{nobody:?}");
     assert!(!place.folder.path().join("other.gz").exists());

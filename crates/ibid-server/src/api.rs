@@ -1,0 +1,148 @@
+//! The HTTP API: routes, who is asking, and what every answer carries.
+
+mod admin;
+mod auth;
+mod download;
+mod exports;
+pub mod problem;
+mod service;
+
+pub use download::Peer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post, put};
+use http::{HeaderName, HeaderValue};
+use ibid::exporter::Exporter;
+use ibid::ids::RequestId;
+use tokio::sync::mpsc;
+
+use crate::keys::KeyStore;
+use problem::Problem;
+
+/// What the handlers share.
+pub struct App {
+    pub exporter: Exporter,
+    pub keys: Arc<KeyStore>,
+    /// How the world reaches this server, without a slash at its end.
+    pub public_url: Option<String>,
+    /// How long a job's record and its idempotency key are kept.
+    pub record: Duration,
+    /// How often a client should ask for the state of a job that is not final.
+    pub poll: Duration,
+    downloads: mpsc::Sender<ibid::ledger::Download>,
+}
+
+/// How many downloads may wait to be counted before one is left out of the count.
+const DOWNLOADS_TO_COUNT: usize = 4096;
+
+impl App {
+    /// Puts the pieces together and starts counting downloads beside the requests, so that a
+    /// download does not wait for a write to the ledger.
+    pub fn new(
+        exporter: Exporter,
+        keys: Arc<KeyStore>,
+        public_url: Option<String>,
+        record: Duration,
+        poll: Duration,
+    ) -> Arc<App> {
+        let (downloads, mut begun) = mpsc::channel(DOWNLOADS_TO_COUNT);
+        let ledger = Arc::clone(&exporter.ledger);
+        tokio::spawn(async move {
+            let mut batch = Vec::new();
+            while begun.recv_many(&mut batch, DOWNLOADS_TO_COUNT).await > 0 {
+                if let Err(error) = ledger.note_downloads(std::mem::take(&mut batch)).await {
+                    tracing::warn!(%error, "downloads could not be counted");
+                }
+            }
+        });
+        Arc::new(App {
+            exporter,
+            keys,
+            public_url,
+            record,
+            poll,
+            downloads,
+        })
+    }
+
+    /// Counts a download that has begun.
+    fn count_download(&self, job_id: ibid::ids::JobId, source: String) {
+        let download = ibid::ledger::Download { job_id, source };
+        if self.downloads.try_send(download).is_err() {
+            tracing::warn!("too many downloads at once; one was not counted");
+        }
+    }
+
+    /// The address of `path` on this server as the world sees it.
+    fn url(&self, path: &str) -> String {
+        match &self.public_url {
+            Some(base) => format!("{base}{path}"),
+            None => path.to_owned(),
+        }
+    }
+}
+
+/// All routes.
+pub fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/", get(service::about))
+        .route("/healthz", get(service::healthz))
+        .route("/readyz", get(service::readyz))
+        .route("/exports", post(exports::create).get(exports::list))
+        .route("/exports/{id}", get(exports::status))
+        .route(
+            "/download/{id}",
+            get(download::download).options(download::options),
+        )
+        .route("/admin/exports/{id}/revoke", post(admin::revoke))
+        .route("/admin/exports/{id}/restore", post(admin::restore))
+        .route("/admin/accounts/{user}", put(admin::set_account))
+        .fallback(async || Problem::not_found("There is nothing at this address."))
+        .method_not_allowed_fallback(async || Problem::method_not_allowed())
+        .layer(middleware::from_fn(every_answer))
+        .with_state(app)
+}
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Gives the request an id, writes problems out with it, and adds what every answer of a route
+/// carries, whoever made the answer.
+async fn every_answer(request: Request, next: Next) -> Response {
+    let id = match RequestId::random() {
+        Ok(id) => id.to_string(),
+        Err(error) => {
+            tracing::error!(%error, "the system gives no random numbers");
+            return http::StatusCode::SERVICE_UNAVAILABLE.into_response();
+        }
+    };
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let is_download = path.starts_with("/download/");
+    let mut response = next.run(request).await;
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        problem.write(&mut response, &id);
+    }
+    let headers = response.headers_mut();
+    if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(X_REQUEST_ID, id);
+    }
+    headers.insert(
+        http::header::X_CONTENT_TYPE_OPTIONS,
+        HeaderValue::from_static("nosniff"),
+    );
+    if is_download {
+        download::protect(headers);
+    } else {
+        headers
+            .entry(http::header::CACHE_CONTROL)
+            .or_insert(HeaderValue::from_static("private, no-store"));
+    }
+    // The path holds ids only; the query, which may hold a signature, is never logged.
+    tracing::debug!(%method, path, status = response.status().as_u16(), request_id = id, "answered");
+    response
+}

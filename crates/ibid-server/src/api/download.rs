@@ -1,0 +1,186 @@
+//! `GET, HEAD, OPTIONS /download/{id}`.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::connect_info::Connected;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{ConnectInfo, Path, RawQuery, State as Shared};
+use axum::response::{IntoResponse as _, Response};
+use axum::serve::{IncomingStream, Listener};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::header::{
+    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
+    CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, REFERRER_POLICY,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use ibid::exporter::{Download, DownloadError};
+use ibid::ids::JobId;
+use ibid::vault::VaultError;
+
+use super::App;
+use super::problem::Problem;
+use crate::lifecycle::Port;
+use crate::range::{ByteRange, Plan, Representation, plan};
+
+const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
+const METHODS: &str = "GET, HEAD, OPTIONS";
+
+/// The address at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer(pub SocketAddr);
+
+impl<F> Connected<IncomingStream<'_, Port<F>>> for Peer
+where
+    Port<F>: Listener<Addr = SocketAddr>,
+{
+    fn connect_info(stream: IncomingStream<'_, Port<F>>) -> Peer {
+        Peer(*stream.remote_addr())
+    }
+}
+
+/// `OPTIONS /download/{id}`.
+pub async fn options() -> Response {
+    (StatusCode::NO_CONTENT, [(ALLOW, METHODS)]).into_response()
+}
+
+/// `GET /download/{id}` and `HEAD`: all checks of the link and of the job first, then
+/// preconditions, then ranges.
+pub async fn download(
+    Shared(app): Shared<Arc<App>>,
+    ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
+    method: Method,
+    headers: HeaderMap,
+    id: Result<Path<String>, PathRejection>,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let job = id
+        .ok()
+        .and_then(|Path(id)| JobId::parse(&id))
+        .ok_or(DownloadError::LinkInvalid)?;
+    let ring = app.keys.ring();
+    let query = query.unwrap_or_default();
+    let download = app.exporter.download(&ring, job, &query).await?;
+    let etag = format!("\"{}\"", hex::encode(download.artefact.sha256));
+    let length = download.artefact.bytes;
+    let finished_at = download.export.finished_at.map_or(0, |at| at.seconds());
+    let representation = Representation {
+        length,
+        etag: &etag,
+        last_modified_s: finished_at,
+    };
+    let is_head = method == Method::HEAD;
+    let mut response = match plan(is_head, &headers, &representation) {
+        Plan::NotModified => StatusCode::NOT_MODIFIED.into_response(),
+        Plan::PreconditionFailed => Problem::new(
+            StatusCode::PRECONDITION_FAILED,
+            "precondition-failed",
+            "The file is not the one that was asked for",
+            "The file has another ETag or time than the request demands; fetch it from its \
+             beginning.",
+        )
+        .into_response(),
+        Plan::NotSatisfiable => not_satisfiable(length),
+        // RFC 9110 section 14.2: a server may ignore a Range that asks for several.
+        Plan::Whole | Plan::Many(_) => {
+            let mut response = body(&app, &download, 0..length, is_head).await?;
+            describe(response.headers_mut(), &download);
+            response
+        }
+        Plan::One(ByteRange { first, last }) => {
+            let mut response = body(&app, &download, first..last + 1, is_head).await?;
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
+            describe(response.headers_mut(), &download);
+            insert(
+                response.headers_mut(),
+                CONTENT_RANGE,
+                &format!("bytes {first}-{last}/{length}"),
+            );
+            response
+        }
+    };
+    let headers = response.headers_mut();
+    insert(headers, ETAG, &etag);
+    if let Ok(seconds) = u64::try_from(finished_at) {
+        let time = std::time::UNIX_EPOCH + std::time::Duration::from_secs(seconds);
+        insert(headers, LAST_MODIFIED, &httpdate::fmt_http_date(time));
+    }
+    if !is_head && response.status().is_success() {
+        app.count_download(job, peer.ip().to_string());
+    }
+    Ok(response)
+}
+
+fn not_satisfiable(length: u64) -> Response {
+    let mut response = Problem::new(
+        StatusCode::RANGE_NOT_SATISFIABLE,
+        "range-not-satisfiable",
+        "No part of the range is in the file",
+        format!("The file is {length} bytes long; ask for bytes before that."),
+    )
+    .into_response();
+    insert(
+        response.headers_mut(),
+        CONTENT_RANGE,
+        &format!("bytes */{length}"),
+    );
+    response
+}
+
+/// The bytes of a range as they come from the vault. An error in the middle breaks the
+/// connection, so a short body is never taken for a whole one.
+async fn body(
+    app: &App,
+    download: &Download,
+    range: Range<u64>,
+    is_head: bool,
+) -> Result<Response, Problem> {
+    let length = range.end - range.start;
+    let body = if is_head {
+        Body::empty()
+    } else {
+        let stream = app
+            .exporter
+            .read(download, range)
+            .await
+            .map_err(|error: VaultError| DownloadError::ArtefactUnavailable(error.to_string()))?;
+        Body::from_stream(stream)
+    };
+    let mut response = Response::new(body);
+    response
+        .headers_mut()
+        .insert(CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(response)
+}
+
+/// What 200, 206 and HEAD say of the file.
+fn describe(headers: &mut HeaderMap, download: &Download) {
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/gzip"));
+    let digest = STANDARD.encode(download.artefact.sha256);
+    insert(headers, REPR_DIGEST, &format!("sha-256=:{digest}:"));
+    let name = format!(
+        "attachment; filename=\"export-{}.jsonl.gz\"",
+        download.export.job_id
+    );
+    insert(headers, CONTENT_DISPOSITION, &name);
+}
+
+/// What every answer of this route carries, whatever its status.
+pub(super) fn protect(headers: &mut HeaderMap) {
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("private, no-store"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    headers.insert(
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'"),
+    );
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}

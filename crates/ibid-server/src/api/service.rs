@@ -1,0 +1,47 @@
+//! What the service says of itself.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse as _, Response};
+use http::header::VARY;
+use serde_json::json;
+
+use super::App;
+use super::problem::Problem;
+
+/// `GET /`: name, version and the published policies.
+pub async fn about(State(app): State<Arc<App>>) -> Response {
+    let about = Json(json!({
+        "name": "ibid",
+        "version": env!("CARGO_PKG_VERSION"),
+        "idempotency_key": {
+            "required": true,
+            "max_characters": ibid::key::MAX_KEY_CHARS,
+            "scope": "user",
+            "kept_days": app.record.as_secs() / 86_400,
+        },
+        "link_seconds": app.exporter.terms().link_life.as_secs(),
+    }));
+    ([(VARY, "Accept")], about).into_response()
+}
+
+/// `GET /healthz`: the process answers.
+pub async fn healthz() -> Response {
+    Json(json!({"status": "ok"})).into_response()
+}
+
+/// `GET /readyz`: its database and its store answer too.
+pub async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    match app.exporter.ready().await {
+        Ok(()) => Ok(Json(json!({"status": "ready"})).into_response()),
+        Err(what) => {
+            tracing::warn!(error = what, "not ready");
+            Err(Problem::unavailable(
+                "The database or the store of files does not answer; the log of the server says \
+                 which.",
+            ))
+        }
+    }
+}

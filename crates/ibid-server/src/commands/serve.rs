@@ -1,0 +1,84 @@
+//! `ibid serve`: the API with workers inside.
+
+use std::sync::Arc;
+
+use clap::Args;
+use ibid::time::Clock;
+use ibid::worker::Worker;
+
+use super::worker::worker_terms;
+use super::{Failure, load, open, say};
+use crate::api::App;
+use crate::config::{ServeFlags, StoreFlags, WorkFlags};
+use crate::keys::KeyStore;
+use crate::lifecycle::{self, Port, ServeLock};
+use crate::signals;
+
+/// Serve the API, with workers inside
+///
+/// Makes what is missing in the data folder, and ends on SIGTERM or SIGINT: requests and parts in
+/// hand are finished, and exports that are not done are given back.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  ibid serve
+  ibid serve --data /var/lib/ibid --listen 0.0.0.0:8787 --public-url https://export.example
+  ibid serve --workers 0                     leave the work to `ibid worker`")]
+pub struct ServeArgs {
+    #[command(flatten)]
+    pub store: StoreFlags,
+    #[command(flatten)]
+    pub work: WorkFlags,
+    #[command(flatten)]
+    pub serve: ServeFlags,
+}
+
+/// Serves until a signal asks to stop.
+///
+/// # Errors
+/// A configuration that cannot work, a data folder that another server holds, a port in use, a
+/// store that cannot be opened.
+pub async fn run(args: ServeArgs) -> Result<(), Failure> {
+    let flags = args.store.flags().merge(args.work.flags());
+    let config = load(&flags.merge(args.serve.flags()))?;
+    let settings = &config.settings;
+    // Held until the end of this function.
+    let _lock = ServeLock::take(&settings.data).map_err(|e| Failure::failed(e.to_string()))?;
+    let exporter = open(settings)?;
+    let keys = KeyStore::open_or_create(&settings.signing_keys, Clock::system().now())
+        .map_err(|e| Failure::failed(e.to_string()))?;
+    let listener = tokio::net::TcpListener::bind(settings.listen)
+        .await
+        .map_err(|e| {
+            Failure::failed(format!(
+                "cannot listen on {}: {e}; stop what uses it, or give another address with \
+                 --listen",
+                settings.listen
+            ))
+        })?;
+    let address = listener
+        .local_addr()
+        .map_err(|e| Failure::failed(format!("the address is not known: {e}; try again")))?;
+    let stop = signals::stop_token().map_err(|e| {
+        Failure::failed(format!("signals cannot be received: {e}; check the limits"))
+    })?;
+    let worker = (settings.workers > 0).then(|| {
+        let workshop = exporter.workshop(settings.render_threads, None);
+        Worker::new(workshop, worker_terms(settings), exporter.created(), |_| {})
+    });
+    let app = App::new(
+        exporter,
+        Arc::new(keys),
+        settings.public_url.clone(),
+        settings.record,
+        settings.poll,
+    );
+    say(&format!(
+        "ibid {} listens on http://{address}",
+        env!("CARGO_PKG_VERSION")
+    ));
+    let port = Port::new(listener, |stream| stream);
+    lifecycle::run(port, app, worker, stop, settings.drain)
+        .await
+        .map_err(|e| Failure::failed(format!("the server failed: {e}; see its log")))
+}

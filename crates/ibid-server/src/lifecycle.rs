@@ -1,0 +1,180 @@
+//! A server from its first to its last breath: the lock on the data folder, the port, the
+//! workers inside, and the orderly end.
+
+use std::fs::{File, OpenOptions};
+use std::io::{Read as _, Seek as _, Write as _};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::serve::Listener;
+use ibid::worker::Worker;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::api::{App, Peer, router};
+
+/// How often the file of signing keys is looked at.
+const KEYS_LOOK: Duration = Duration::from_secs(5);
+
+/// The lock that one `serve` holds on a data folder: a file of its own, because SQLite's must
+/// not be opened by anybody else.
+#[derive(Debug)]
+pub struct ServeLock {
+    /// Kept open: the lock ends with it.
+    _file: File,
+}
+
+/// Why the lock could not be taken.
+#[derive(Debug, thiserror::Error)]
+pub enum LockError {
+    #[error(
+        "another `ibid serve` (process {process}) uses the data folder {folder}; stop it, or \
+         give this one another folder with --data"
+    )]
+    Held { process: String, folder: PathBuf },
+    #[error(
+        "cannot write {path}: {source}; make the data folder writable, or name another with --data"
+    )]
+    Io {
+        path: PathBuf,
+        source: std::io::Error,
+    },
+}
+
+impl ServeLock {
+    /// Takes the lock on `folder`, which is created (for its owner only) where it is missing.
+    ///
+    /// # Errors
+    /// Another process holds it, or the folder cannot be written.
+    pub fn take(folder: &Path) -> Result<ServeLock, LockError> {
+        use std::os::unix::fs::DirBuilderExt as _;
+        let path = folder.join("serve.lock");
+        let io = |source| LockError::Io {
+            path: path.clone(),
+            source,
+        };
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(folder)
+            .map_err(io)?;
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&path)
+            .map_err(io)?;
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => {
+                let mut process = String::new();
+                let _ = file.read_to_string(&mut process);
+                let process = match process.trim() {
+                    "" => "unknown".to_owned(),
+                    process => process.to_owned(),
+                };
+                return Err(LockError::Held {
+                    process,
+                    folder: folder.to_owned(),
+                });
+            }
+            Err(error) => return Err(io(error.into())),
+        }
+        file.set_len(0).map_err(io)?;
+        file.rewind().map_err(io)?;
+        writeln!(file, "{}", std::process::id()).map_err(io)?;
+        Ok(ServeLock { _file: file })
+    }
+}
+
+/// A port that is listened on. `wrap` is what connections go through: nothing, or what a test
+/// puts between.
+pub struct Port<F> {
+    listener: TcpListener,
+    wrap: F,
+}
+
+impl<F> Port<F> {
+    pub fn new(listener: TcpListener, wrap: F) -> Port<F> {
+        Port { listener, wrap }
+    }
+}
+
+impl<F, Io> Listener for Port<F>
+where
+    F: Fn(TcpStream) -> Io + Send + 'static,
+    Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    type Io = Io;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Io, SocketAddr) {
+        // The listener's own accept waits out what passes, such as too many open files.
+        let (stream, address) = Listener::accept(&mut self.listener).await;
+        // Answers are written whole; waiting for more only delays their last packet.
+        let _ = stream.set_nodelay(true);
+        ((self.wrap)(stream), address)
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// Serves the API on `port`, with `worker` beside it, until `stop`. Then nothing new is
+/// taken, and requests and parts in hand have `drain` to end.
+///
+/// # Errors
+/// The listener failed.
+pub async fn run<F, Io>(
+    port: Port<F>,
+    app: Arc<App>,
+    worker: Option<Worker>,
+    stop: CancellationToken,
+    drain: Duration,
+) -> std::io::Result<()>
+where
+    F: Fn(TcpStream) -> Io + Send + 'static,
+    Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
+{
+    let keys = Arc::clone(&app.keys);
+    let looking = stop.clone();
+    tokio::spawn(async move {
+        while looking
+            .run_until_cancelled(tokio::time::sleep(KEYS_LOOK))
+            .await
+            .is_some()
+        {
+            keys.reload_if_changed();
+        }
+    });
+    let service = router(app).into_make_service_with_connect_info::<Peer>();
+    let requests = axum::serve(port, service)
+        .with_graceful_shutdown(stop.clone().cancelled_owned())
+        .into_future();
+    let work = async {
+        if let Some(worker) = &worker {
+            worker.run(&stop).await;
+        }
+    };
+    let both = async {
+        let (served, ()) = tokio::join!(requests, work);
+        served
+    };
+    tokio::select! {
+        served = both => served,
+        () = async {
+            stop.cancelled().await;
+            tokio::time::sleep(drain).await;
+        } => {
+            tracing::warn!("stopped before all requests and parts in hand had ended");
+            Ok(())
+        }
+    }
+}
