@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{Failure, admin, config, demo, import, serve, token, verify, worker};
+use crate::commands::{Failure, admin, config, demo, doctor, import, serve, token, verify, worker};
 use crate::telemetry;
 
 /// `ibid` with its arguments.
@@ -44,7 +44,7 @@ enum Command {
     Token(token::TokenArgs),
     //X Export(export::ExportArgs),
     Verify(verify::VerifyArgs),
-    //X Doctor(doctor::DoctorArgs),
+    Doctor(doctor::DoctorArgs),
     Admin(admin::AdminArgs),
     Config(config::ConfigArgs),
 }
@@ -64,7 +64,7 @@ impl Cli {
             Command::Token(args) => token::run(args).await,
             //X Command::Export(args) => export::run(args).await,
             Command::Verify(args) => verify::run(args).await,
-            //X Command::Doctor(args) => doctor::run(args).await,
+            Command::Doctor(args) => doctor::run(args).await,
             Command::Admin(args) => admin::run(args).await,
             Command::Config(args) => config::run(args),
         }
@@ -82,7 +82,7 @@ impl Command {
             | Command::Token(_)
             //X | Command::Export(_)
             | Command::Verify(_)
-            //X | Command::Doctor(_)
+            | Command::Doctor(_)
             | Command::Admin(_)
             | Command::Config(_) => "warn",
         }

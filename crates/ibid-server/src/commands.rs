@@ -3,7 +3,7 @@
 pub mod admin;
 pub mod config;
 pub mod demo;
-//pub mod doctor;
+pub mod doctor;
 mod duration;
 //pub mod export;
 mod http;

@@ -35,6 +35,29 @@ impl IdempotencyKey {
         Ok(IdempotencyKey(key))
     }
 
+    /// A key that nobody has used: 128 random bits.
+    ///
+    /// # Errors
+    /// The operating system gives no random numbers.
+    pub fn random() -> Result<IdempotencyKey, getrandom::Error> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits)?;
+        Ok(IdempotencyKey(hex::encode(bits)))
+    }
+
+    /// The key as the value of a header line: a structured-field string, which any key can be.
+    pub fn header_value(&self) -> String {
+        let mut value = String::from("\"");
+        for character in self.0.chars() {
+            if matches!(character, '"' | '\\') {
+                value.push('\\');
+            }
+            value.push(character);
+        }
+        value.push('"');
+        value
+    }
+
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -103,6 +126,18 @@ mod tests {
             key(&format!("\"{}\"", "k".repeat(255))).map(|k| k.len()),
             Some(255)
         );
+    }
+
+    #[test]
+    fn a_header_value_reads_back_as_the_same_key() {
+        for text in ["abc", r#""a\"b\\c, d;e""#] {
+            let key = IdempotencyKey::parse(text.as_bytes()).unwrap();
+            let again = IdempotencyKey::parse(key.header_value().as_bytes());
+            assert_eq!(again, Ok(key));
+        }
+        let random = IdempotencyKey::random().unwrap();
+        assert_eq!(key(random.as_str()), Some(random.to_string()));
+        assert_ne!(random, IdempotencyKey::random().unwrap());
     }
 
     #[test]

@@ -1,10 +1,14 @@
 //! The SQLite file that holds the log and the ledger: opening it, its threads, its migrations.
 
+mod inspect;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+
+pub use inspect::{Contents, Inspection, inspect};
 
 /// Says in the file's header that it is ours (`PRAGMA application_id`): "ibid".
 const APPLICATION_ID: i32 = 0x6962_6964;

@@ -1,0 +1,114 @@
+//! A look at the file that changes nothing, for whoever wants to know what is wrong with it.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::{Connection, OpenFlags};
+
+use super::{APPLICATION_ID, MIGRATIONS, OpenError, failed, refuse_network};
+use crate::time::Time;
+
+/// How long a look waits for a writer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a look at the file found.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// The version of the schema in the file; 0 if there is nothing in it.
+    pub schema: i64,
+    /// The version that this program makes.
+    pub known_schema: i64,
+    /// `wal` where all is well.
+    pub journal_mode: String,
+    /// What SQLite finds wrong with the file; nothing where all is well.
+    pub damage: Vec<String>,
+    /// What is in it, where the schema is the one that this program knows.
+    pub contents: Option<Contents>,
+}
+
+/// What is in the file, in numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Contents {
+    pub conversations: u64,
+    pub messages: u64,
+    pub exports: u64,
+    /// A first load of the log has begun and is not finished.
+    pub loading: bool,
+    /// The latest time that the ledger has recorded as past.
+    pub latest: Option<Time>,
+}
+
+/// Looks at the file at `path`, which must exist. Nothing is created, changed or migrated.
+/// Reads the whole file, and so blocks for as long as that takes.
+///
+/// # Errors
+/// The file cannot be opened, or is not one of ours.
+pub fn inspect(path: &Path) -> Result<Inspection, OpenError> {
+    refuse_network(path)?;
+    let sqlite = |source| failed(path, source);
+    // Without the right to write SQLite could not tidy up its files after a crash.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
+    connection.busy_timeout(PATIENCE).map_err(sqlite)?;
+    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let application = number("PRAGMA application_id").map_err(sqlite)?;
+    let tables = number("SELECT count(*) FROM sqlite_schema").map_err(sqlite)?;
+    if tables > 0 && application != i64::from(APPLICATION_ID) {
+        return Err(OpenError::Foreign {
+            path: path.to_owned(),
+        });
+    }
+    let schema = number("PRAGMA user_version").map_err(sqlite)?;
+    let known_schema = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let journal_mode = connection
+        .query_row("PRAGMA journal_mode", [], |row| row.get(0))
+        .map_err(sqlite)?;
+    // A file can be so damaged that the check itself fails; that is its finding then.
+    let damage = check(&connection).unwrap_or_else(|error| vec![error.to_string()]);
+    let contents = if schema == known_schema && damage.is_empty() {
+        Some(contents(&connection).map_err(sqlite)?)
+    } else {
+        None
+    };
+    Ok(Inspection {
+        schema,
+        known_schema,
+        journal_mode,
+        damage,
+        contents,
+    })
+}
+
+fn check(connection: &Connection) -> rusqlite::Result<Vec<String>> {
+    let mut statement = connection.prepare("PRAGMA quick_check(10)")?;
+    let lines = statement.query_map([], |row| row.get(0))?;
+    let mut lines: Vec<String> = lines.collect::<rusqlite::Result<_>>()?;
+    lines.retain(|line| line != "ok");
+    Ok(lines)
+}
+
+fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
+    connection.query_row(
+        "SELECT (SELECT count(*) FROM conv),
+                (SELECT coalesce(sum(last_seq), 0) FROM conv),
+                (SELECT count(*) FROM export),
+                EXISTS (SELECT 1 FROM import WHERE first = 1 AND finished = 0),
+                (SELECT max(at) FROM (
+                     SELECT max(created_at) AS at FROM export
+                     UNION ALL SELECT max(started_at) FROM export
+                     UNION ALL SELECT max(finished_at) FROM export
+                     UNION ALL SELECT max(renewed_at) FROM export
+                     UNION ALL SELECT max(created_at) FROM token
+                     UNION ALL SELECT max(last_at) FROM download))",
+        [],
+        |row| {
+            Ok(Contents {
+                conversations: row.get(0)?,
+                messages: row.get(1)?,
+                exports: row.get(2)?,
+                loading: row.get(3)?,
+                latest: row.get::<_, Option<i64>>(4)?.map(Time::from_micros),
+            })
+        },
+    )
+}
