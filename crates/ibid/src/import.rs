@@ -351,12 +351,14 @@ impl<'a> Lines<'a> {
             if self.number <= self.skip {
                 continue;
             }
-            bytes += line.len();
+            let text = self.without_mark(&line);
             if !fits {
                 let invalid = Invalid::line("the line is longer than 4 MiB");
                 batch.push((self.number, Err(invalid)));
-            } else if !line.iter().all(u8::is_ascii_whitespace) {
-                batch.push((self.number, Event::parse(self.without_mark(&line))));
+            } else if !text.iter().all(u8::is_ascii_whitespace) {
+                batch.push((self.number, Event::parse(text)));
+                // Lines that give no event do not count: a batch without events is the end.
+                bytes += line.len();
             }
         }
         Ok(batch)
@@ -385,7 +387,8 @@ impl<'a> Lines<'a> {
             let end = chunk.iter().position(|byte| *byte == b'\n');
             let taken = end.map_or(chunk.len(), |at| at + 1);
             let text = &chunk[..end.unwrap_or(chunk.len())];
-            if line.len() + text.len() > MAX_LINE_BYTES {
+            // One more may be the first byte of a line end of Windows.
+            if line.len() + text.len() > MAX_LINE_BYTES + 1 {
                 fits = false;
             } else {
                 line.extend_from_slice(text);
@@ -401,6 +404,9 @@ impl<'a> Lines<'a> {
             return Ok(None);
         }
         self.number += 1;
-        Ok(Some(fits))
+        if line.ends_with(b"\r") {
+            line.pop();
+        }
+        Ok(Some(fits && line.len() <= MAX_LINE_BYTES))
     }
 }
