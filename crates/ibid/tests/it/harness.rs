@@ -284,7 +284,7 @@ pub async fn work_until(
 }
 
 /// Asks again and again until the answer is yes.
-pub async fn until<F: Future<Output = bool>>(what: &str, mut is_so: impl FnMut() -> F) {
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
     let asking = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(5)).await;

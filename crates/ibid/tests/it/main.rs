@@ -1,11 +1,19 @@
 //! The library through its front door, on a real SQLite file and a real disk.
 
+mod continuing;
+mod creation;
 mod events;
 mod generate;
 mod harness;
+mod importing;
+mod interruptions;
+mod leases;
 mod nasty;
 mod random;
 mod real_data;
 mod reference;
+mod resume;
 mod sample;
 mod shared;
+mod tampering;
+mod visibility;

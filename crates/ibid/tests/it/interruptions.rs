@@ -1,0 +1,225 @@
+//! The real log and the real ledger, which stop answering where a test says so.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use ibid::export::{Change, Event, Export};
+use ibid::ids::{ClaimId, ConvId, JobId, UserId};
+use ibid::ledger::{
+    Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger, LedgerError, NewExport,
+    NewToken, Offer, Part, Token,
+};
+use ibid::limits::Limits;
+use ibid::snapshot::Snapshot;
+use ibid::source::{Batch, Imported, Known, Outcome, Page, Place, Source, SourceError, Windows};
+use ibid::time::Time;
+
+/// What a call comes to.
+#[derive(Clone, Copy, Debug)]
+pub enum Then {
+    Answer,
+    /// As a database that is gone for a moment.
+    Fail,
+    /// As in a process that is killed there.
+    Hang,
+}
+
+type Decide<T> = Box<dyn Fn(T) -> Then + Send + Sync>;
+
+async fn act(then: Then) -> Result<(), String> {
+    match then {
+        Then::Answer => Ok(()),
+        Then::Fail => Err("gone for a moment".to_owned()),
+        Then::Hang => std::future::pending().await,
+    }
+}
+
+/// A log that is asked, before each batch and each page, what is to come of it; both are counted
+/// from 1.
+pub struct InterruptedSource {
+    source: Arc<dyn Source>,
+    batches: AtomicUsize,
+    at_batch: Decide<usize>,
+    pages: AtomicUsize,
+    at_page: Decide<usize>,
+}
+
+impl InterruptedSource {
+    pub fn at_batch(
+        source: &Arc<dyn Source>,
+        at_batch: impl Fn(usize) -> Then + Send + Sync + 'static,
+    ) -> InterruptedSource {
+        InterruptedSource {
+            source: Arc::clone(source),
+            batches: AtomicUsize::new(0),
+            at_batch: Box::new(at_batch),
+            pages: AtomicUsize::new(0),
+            at_page: Box::new(|_| Then::Answer),
+        }
+    }
+
+    pub fn at_page(
+        source: &Arc<dyn Source>,
+        at_page: impl Fn(usize) -> Then + Send + Sync + 'static,
+    ) -> InterruptedSource {
+        InterruptedSource {
+            at_page: Box::new(at_page),
+            ..InterruptedSource::at_batch(source, |_| Then::Answer)
+        }
+    }
+}
+
+#[async_trait]
+impl Source for InterruptedSource {
+    async fn append(&self, batch: Batch) -> Result<Vec<Outcome>, SourceError> {
+        let number = self.batches.fetch_add(1, Ordering::SeqCst) + 1;
+        let then = act((self.at_batch)(number)).await;
+        then.map_err(SourceError::Unavailable)?;
+        self.source.append(batch).await
+    }
+
+    async fn known(&self, convs: Vec<ConvId>, ids: Vec<String>) -> Result<Known, SourceError> {
+        self.source.known(convs, ids).await
+    }
+
+    async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError> {
+        self.source.imported(digest).await
+    }
+
+    async fn page(
+        &self,
+        snapshot: &Snapshot,
+        windows: &Arc<Windows>,
+        place: Place,
+    ) -> Result<Page, SourceError> {
+        let number = self.pages.fetch_add(1, Ordering::SeqCst) + 1;
+        let then = act((self.at_page)(number)).await;
+        then.map_err(SourceError::Unavailable)?;
+        self.source.page(snapshot, windows, place).await
+    }
+
+    async fn account_enabled(&self, user: &UserId) -> Result<bool, SourceError> {
+        self.source.account_enabled(user).await
+    }
+
+    async fn set_account(&self, user: &UserId, enabled: bool) -> Result<(), SourceError> {
+        self.source.set_account(user, enabled).await
+    }
+}
+
+/// What a worker tells the ledger, or asks it, while it holds a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Asks which parts are recorded: before it renders, and before it assembles.
+    Parts,
+    /// Records a part whose bytes are written.
+    PartDone,
+    /// Says how the attempt ended; the artefact is written if it ended well.
+    Settle,
+}
+
+/// A ledger that is asked, before each step, what is to come of it.
+pub struct InterruptedLedger {
+    ledger: Arc<dyn Ledger>,
+    at: Decide<Step>,
+}
+
+impl InterruptedLedger {
+    pub fn at(
+        ledger: &Arc<dyn Ledger>,
+        at: impl Fn(Step) -> Then + Send + Sync + 'static,
+    ) -> Arc<InterruptedLedger> {
+        Arc::new(InterruptedLedger {
+            ledger: Arc::clone(ledger),
+            at: Box::new(at),
+        })
+    }
+
+    async fn step(&self, step: Step) -> Result<(), LedgerError> {
+        let then = act((self.at)(step)).await;
+        then.map_err(LedgerError::Unavailable)
+    }
+}
+
+#[async_trait]
+impl Ledger for InterruptedLedger {
+    async fn now(&self) -> Result<Time, LedgerError> {
+        self.ledger.now().await
+    }
+
+    async fn create(&self, new: NewExport, limits: Limits) -> Result<Created, CreateError> {
+        self.ledger.create(new, limits).await
+    }
+
+    async fn find(&self, job: JobId) -> Result<Option<Found>, LedgerError> {
+        self.ledger.find(job).await
+    }
+
+    async fn list(
+        &self,
+        user: &UserId,
+        before: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Vec<Found>, LedgerError> {
+        self.ledger.list(user, before, limit).await
+    }
+
+    async fn search(
+        &self,
+        filter: Filter,
+        before: Option<Cursor>,
+        limit: u32,
+    ) -> Result<Vec<Found>, LedgerError> {
+        self.ledger.search(filter, before, limit).await
+    }
+
+    async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError> {
+        self.ledger.claim(offer).await
+    }
+
+    async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
+        self.ledger.renew(job, claim, lease).await
+    }
+
+    async fn windows(&self, job: JobId) -> Result<Windows, LedgerError> {
+        self.ledger.windows(job).await
+    }
+
+    async fn parts(&self, job: JobId) -> Result<Vec<Part>, LedgerError> {
+        self.step(Step::Parts).await?;
+        self.ledger.parts(job).await
+    }
+
+    async fn part_done(&self, job: JobId, part: Part) -> Result<(), LedgerError> {
+        self.step(Step::PartDone).await?;
+        self.ledger.part_done(job, part).await
+    }
+
+    async fn settle(
+        &self,
+        job: JobId,
+        claim: ClaimId,
+        event: Event,
+    ) -> Result<Export, LedgerError> {
+        self.step(Step::Settle).await?;
+        self.ledger.settle(job, claim, event).await
+    }
+
+    async fn decide(&self, job: JobId, event: Event) -> Result<(Export, Change), LedgerError> {
+        self.ledger.decide(job, event).await
+    }
+
+    async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
+        self.ledger.add_token(token).await
+    }
+
+    async fn find_token(&self, sha256: [u8; 32]) -> Result<Option<Token>, LedgerError> {
+        self.ledger.find_token(sha256).await
+    }
+
+    async fn note_downloads(&self, downloads: Vec<Download>) -> Result<(), LedgerError> {
+        self.ledger.note_downloads(downloads).await
+    }
+}
