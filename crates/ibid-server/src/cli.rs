@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{Failure, admin, config, demo, doctor, import, serve, token, verify, worker};
+use crate::commands::{
+    Failure, admin, config, demo, doctor, export, import, serve, token, verify, worker,
+};
 use crate::telemetry;
 
 /// `ibid` with its arguments.
@@ -42,7 +44,7 @@ enum Command {
     Worker(worker::WorkerArgs),
     Import(import::ImportArgs),
     Token(token::TokenArgs),
-    //X Export(export::ExportArgs),
+    Export(export::ExportArgs),
     Verify(verify::VerifyArgs),
     Doctor(doctor::DoctorArgs),
     Admin(admin::AdminArgs),
@@ -62,7 +64,7 @@ impl Cli {
             Command::Worker(args) => worker::run(args).await,
             Command::Import(args) => import::run(args).await,
             Command::Token(args) => token::run(args).await,
-            //X Command::Export(args) => export::run(args).await,
+            Command::Export(args) => export::run(args).await,
             Command::Verify(args) => verify::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Admin(args) => admin::run(args).await,
@@ -80,7 +82,7 @@ impl Command {
             | Command::Worker(_)
             | Command::Import(_)
             | Command::Token(_)
-            //X | Command::Export(_)
+            | Command::Export(_)
             | Command::Verify(_)
             | Command::Doctor(_)
             | Command::Admin(_)

@@ -5,7 +5,7 @@ pub mod config;
 pub mod demo;
 pub mod doctor;
 mod duration;
-//pub mod export;
+pub mod export;
 mod http;
 pub mod import;
 pub mod serve;
