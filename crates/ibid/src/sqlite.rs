@@ -16,7 +16,12 @@ const APPLICATION_ID: i32 = 0x6962_6964;
 /// How long a write waits for another process's write.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
-const READERS: usize = 3;
+const READERS: usize = 2;
+
+/// Page cache of a connection that writes and of one that reads, in KiB: the first looks all
+/// over the file, the second mostly goes through it once.
+const WRITER_CACHE_KIB: i32 = 8192;
+const READER_CACHE_KIB: i32 = 1024;
 
 /// In order; the number of those applied is the file's `PRAGMA user_version`.
 const MIGRATIONS: &[&str] = &[include_str!("../migrations/sqlite/0001_log_and_ledger.sql")];
@@ -87,7 +92,7 @@ impl Db {
     pub fn open(path: &Path) -> Result<Db, OpenError> {
         create_folder(path)?;
         refuse_network(path)?;
-        let mut connection = connect(path)?;
+        let mut connection = connect(path, WRITER_CACHE_KIB)?;
         migrate(&mut connection, path)?;
         let (writer, work) = mpsc::channel::<Work>();
         spawn(
@@ -99,7 +104,12 @@ impl Db {
         let (readers, work) = mpsc::channel::<Work>();
         let work = Arc::new(Mutex::new(work));
         for _ in 0..READERS {
-            spawn("ibid-db-read", connect(path)?, Arc::clone(&work), path)?;
+            spawn(
+                "ibid-db-read",
+                connect(path, READER_CACHE_KIB)?,
+                Arc::clone(&work),
+                path,
+            )?;
         }
         Ok(Db {
             path: Arc::new(path.to_owned()),
@@ -232,7 +242,7 @@ fn refuse_network(path: &Path) -> Result<(), OpenError> {
     }
 }
 
-fn connect(path: &Path) -> Result<Connection, OpenError> {
+fn connect(path: &Path, cache_kib: i32) -> Result<Connection, OpenError> {
     let open = || -> rusqlite::Result<Connection> {
         let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
             | OpenFlags::SQLITE_OPEN_CREATE
@@ -240,16 +250,47 @@ fn connect(path: &Path) -> Result<Connection, OpenError> {
         let connection = Connection::open_with_flags(path, flags)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(64);
+        Ok(connection)
+    };
+    let set_up = |connection: &Connection| -> rusqlite::Result<()> {
         connection.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
         // FULL: what was answered survives a power cut. secure_delete: what is deleted or
         // overwritten is gone from the file.
         connection.pragma_update(None, "synchronous", "FULL")?;
         connection.pragma_update_and_check(None, "secure_delete", "ON", |_| Ok(()))?;
         connection.pragma_update(None, "foreign_keys", "ON")?;
-        connection.pragma_update(None, "cache_size", -4096)?;
-        Ok(connection)
+        connection.pragma_update(None, "cache_size", -cache_kib)
     };
-    open().map_err(|source| failed(path, source))
+    let connection = open().map_err(|source| failed(path, source))?;
+    // The journal mode is kept in the file, so it is not touched before the file is known to
+    // be one of ours.
+    schema(&connection, path)?;
+    set_up(&connection).map_err(|source| failed(path, source))?;
+    Ok(connection)
+}
+
+/// How many migrations are applied to the file, which may be empty.
+fn schema(connection: &Connection, path: &Path) -> Result<usize, OpenError> {
+    let number = |sql: &str| -> Result<i64, OpenError> {
+        let number = connection.query_row(sql, [], |row| row.get(0));
+        number.map_err(|source| failed(path, source))
+    };
+    let application = number("PRAGMA application_id")?;
+    let tables = number("SELECT count(*) FROM sqlite_schema")?;
+    if tables > 0 && application != i64::from(APPLICATION_ID) {
+        return Err(OpenError::Foreign {
+            path: path.to_owned(),
+        });
+    }
+    let found = number("PRAGMA user_version")?;
+    match usize::try_from(found) {
+        Ok(done) if done <= MIGRATIONS.len() => Ok(done),
+        _ => Err(OpenError::Newer {
+            path: path.to_owned(),
+            found,
+            known: MIGRATIONS.len(),
+        }),
+    }
 }
 
 fn migrate(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
@@ -257,27 +298,7 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let transaction = connection
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(sqlite)?;
-    let number = |name: &str| -> rusqlite::Result<i64> {
-        transaction.query_row(&format!("PRAGMA {name}"), [], |row| row.get(0))
-    };
-    let found = number("user_version").map_err(sqlite)?;
-    let application = number("application_id").map_err(sqlite)?;
-    let tables: i64 = transaction
-        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
-        .map_err(sqlite)?;
-    if tables > 0 && application != i64::from(APPLICATION_ID) {
-        return Err(OpenError::Foreign {
-            path: path.to_owned(),
-        });
-    }
-    let done = usize::try_from(found).unwrap_or(usize::MAX);
-    if done > MIGRATIONS.len() {
-        return Err(OpenError::Newer {
-            path: path.to_owned(),
-            found,
-            known: MIGRATIONS.len(),
-        });
-    }
+    let done = schema(&transaction, path)?;
     if done == MIGRATIONS.len() {
         return Ok(());
     }
