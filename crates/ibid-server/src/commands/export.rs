@@ -235,7 +235,8 @@ fn ended(status: &Status) -> Result<Option<Artefact>, Ended> {
         State::Expired => "the export has expired and its file is deleted".to_owned(),
     };
     Err(Ended::ForGood(Failure::failed(format!(
-        "{failure}; the same command (with another --key, if you gave one) asks for a new one"
+        "{}; the same command (with another --key, if you gave one) asks for a new one",
+        failure.trim_end_matches('.')
     ))))
 }
 

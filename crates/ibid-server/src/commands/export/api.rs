@@ -295,7 +295,7 @@ async fn refusal(response: Response) -> Refusal {
     };
     Refusal {
         failure: Failure::new(exit, message),
-        undone: exit == Exit::Refused,
+        undone: status.is_redirection() || status.is_client_error(),
         passing: status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS,
         retry_after: pause,
     }
