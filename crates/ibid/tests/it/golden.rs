@@ -48,7 +48,10 @@ async fn a_small_artefact_is_the_same_to_the_byte_in_every_release() {
             0,
             "a5f0e09a740a09a1eefbf56bfe7c719a510457958f7c00b01ac69758c5eaeb73",
         ),
-        (2, "be5bdf688faa395d24e6d3ffa062f06afaf339f4db910583d585a47df189d367"),
+        (
+            2,
+            "be5bdf688faa395d24e6d3ffa062f06afaf339f4db910583d585a47df189d367",
+        ),
     ] {
         let (file, lines) = artefact(&small_log(), part_messages).await;
         assert_eq!(String::from_utf8(lines).unwrap(), LINES);
@@ -64,7 +67,16 @@ async fn a_small_artefact_is_the_same_to_the_byte_in_every_release() {
 /// Enough text for the encoder to make choices.
 #[tokio::test]
 async fn a_larger_artefact_is_the_same_to_the_byte_in_every_release() {
-    for (part_messages, expected) in [(0, "26d540f5056229a55a3e1772ba9c328bec711bfcbb87bf25bd190343593bc4c2"), (200, "f69ddf8d7089249567f0ed63c0ed2a2d16bb2b67da7e2b337330856390df527d")] {
+    for (part_messages, expected) in [
+        (
+            0,
+            "26d540f5056229a55a3e1772ba9c328bec711bfcbb87bf25bd190343593bc4c2",
+        ),
+        (
+            200,
+            "f69ddf8d7089249567f0ed63c0ed2a2d16bb2b67da7e2b337330856390df527d",
+        ),
+    ] {
         let (file, lines) = artefact(&chat(3_000), part_messages).await;
         let raw = "13f35e3d33194de382179f5eec3463c47ba746bc563aa28a852282ae633edc66";
         assert_eq!(hex::encode(Sha256::digest(&lines)), raw);

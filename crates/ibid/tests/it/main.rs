@@ -1,5 +1,6 @@
 //! The library through its front door, on a real SQLite file and a real disk.
 
+mod access;
 mod continuing;
 mod creation;
 mod events;
