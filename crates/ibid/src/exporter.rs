@@ -130,6 +130,7 @@ impl Exporter {
             vault: self.vault.clone(),
             render_threads,
             hold_after_parts,
+            benches: Arc::default(),
         }
     }
 

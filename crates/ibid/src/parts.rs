@@ -69,17 +69,19 @@ impl<'a> PartReader<'a> {
         }
     }
 
-    /// Renders the next part, or gives `None` after the last one.
-    pub async fn read(&mut self) -> Result<Option<RawPart>, SourceError> {
+    /// Renders the next part into `lines`, whose content is overwritten, or gives `None` after
+    /// the last one.
+    pub async fn read(&mut self, mut lines: Vec<u8>) -> Result<Option<RawPart>, SourceError> {
         let Some(first) = self.next else {
             return Ok(None);
         };
+        lines.clear();
         let mut part = RawPart {
             number: self.number,
             first,
             last: first,
             messages: 0,
-            lines: Vec::new(),
+            lines,
         };
         while let Some(at) = self.next {
             if self.page.is_empty() {

@@ -34,37 +34,47 @@ pub struct Segment {
 #[error("the encoder failed: {0}")]
 pub struct EncodeError(String);
 
-/// Compresses one whole part. The same bytes in give the same bytes out on every machine: all
-/// of `raw` is given in one call, into a buffer that holds the worst case.
-///
-/// # Errors
-/// The encoder failed, or what it wrote does not inflate to what went in.
-pub fn encode(raw: &[u8]) -> Result<Segment, EncodeError> {
-    let failed = |what: String| EncodeError(what);
-    let mut deflate = Deflate::new(LEVEL, false, WINDOW_BITS);
-    let mut bytes = vec![0; bound(raw.len())];
-    let status = deflate
-        .compress(raw, &mut bytes, DeflateFlush::SyncFlush)
-        .map_err(|e| failed(format!("{e:?}")))?;
-    if status != Status::Ok || deflate.total_in() != raw.len() as u64 {
-        return Err(failed(format!(
-            "{} of {} bytes were taken",
-            deflate.total_in(),
-            raw.len()
-        )));
-    }
-    bytes.truncate(deflate.total_out() as usize);
-    bytes.shrink_to_fit();
-    let segment = Segment {
-        bytes,
-        crc32: crc32fast::hash(raw),
-        raw_bytes: raw.len() as u64,
-    };
-    verify(&segment.bytes, segment.crc32, segment.raw_bytes).map_err(|e| failed(e.to_string()))?;
-    Ok(segment)
+/// Compresses parts, with buffers that are used again.
+#[derive(Default)]
+pub struct Encoder {
+    out: Vec<u8>,
 }
 
-/// The most that [`encode`] makes of `raw_bytes`. Part of the encoder's identity.
+impl Encoder {
+    /// Compresses one whole part. The same bytes in give the same bytes out on every machine:
+    /// the state is a new one each time, and all of `raw` is given in one call, into a buffer
+    /// that holds the worst case.
+    ///
+    /// # Errors
+    /// The encoder failed, or what it wrote does not inflate to what went in.
+    pub fn encode(&mut self, raw: &[u8]) -> Result<Segment, EncodeError> {
+        let mut deflate = Deflate::new(LEVEL, false, WINDOW_BITS);
+        let bound = bound(raw.len());
+        if self.out.len() < bound {
+            self.out.resize(bound, 0);
+        }
+        let status = deflate
+            .compress(raw, &mut self.out[..bound], DeflateFlush::SyncFlush)
+            .map_err(|e| EncodeError(format!("{e:?}")))?;
+        if status != Status::Ok || deflate.total_in() != raw.len() as u64 {
+            return Err(EncodeError(format!(
+                "{} of {} bytes were taken",
+                deflate.total_in(),
+                raw.len()
+            )));
+        }
+        let segment = Segment {
+            bytes: self.out[..deflate.total_out() as usize].to_vec(),
+            crc32: crc32fast::hash(raw),
+            raw_bytes: raw.len() as u64,
+        };
+        verify(&segment.bytes, segment.crc32, segment.raw_bytes)
+            .map_err(|e| EncodeError(e.to_string()))?;
+        Ok(segment)
+    }
+}
+
+/// The most that [`Encoder::encode`] makes of `raw_bytes`. Part of the encoder's identity.
 fn bound(raw_bytes: usize) -> usize {
     raw_bytes + raw_bytes.div_ceil(8) + raw_bytes.div_ceil(64) + 64
 }
@@ -167,6 +177,10 @@ mod tests {
     use super::*;
     use sha2::{Digest, Sha256};
 
+    fn encode(raw: &[u8]) -> Result<Segment, EncodeError> {
+        Encoder::default().encode(raw)
+    }
+
     /// Text that has matches near and far, literals, and runs.
     fn sample(bytes: usize, seed: u32) -> Vec<u8> {
         let words = [
@@ -195,6 +209,8 @@ mod tests {
     /// stay, for the jobs that were created with it.
     #[test]
     fn the_encoder_writes_the_bytes_that_its_id_stands_for() {
+        // One encoder for all: what it did before makes no difference.
+        let mut encoder = Encoder::default();
         for (raw, golden) in [
             (
                 b"a".to_vec(),
@@ -217,7 +233,7 @@ mod tests {
                 "cdbc3e2e99afd44782a3252f1a9451e0f22012aaeaf0681afcdce493c3b30982",
             ),
         ] {
-            let segment = encode(&raw).expect("encodes");
+            let segment = encoder.encode(&raw).expect("encodes");
             let digest = hex::encode(Sha256::digest(&segment.bytes));
             assert_eq!(digest, golden, "{} raw bytes", raw.len());
         }

@@ -69,14 +69,15 @@ fn describe(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The size of the pieces that an artefact is written in: what every store takes.
-const UPLOAD_PIECE: usize = 8 * 1024 * 1024;
+/// The size of the pieces that an artefact is written to a disk in.
+const DISK_PIECE_BYTES: usize = 1024 * 1024;
 
 /// The store of parts and artefacts.
 #[derive(Clone)]
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
     folder: PathBuf,
+    piece_bytes: usize,
 }
 
 impl Vault {
@@ -98,6 +99,7 @@ impl Vault {
         Ok(Vault {
             store: Arc::new(store),
             folder: folder.to_owned(),
+            piece_bytes: DISK_PIECE_BYTES,
         })
     }
 
@@ -160,7 +162,8 @@ impl Vault {
     pub async fn upload(&self, key: Key) -> Result<Upload, VaultError> {
         Ok(Upload {
             upload: self.store.put_multipart(&key.path()).await?,
-            pending: Vec::new(),
+            pending: Vec::with_capacity(self.piece_bytes),
+            piece_bytes: self.piece_bytes,
         })
     }
 
@@ -186,14 +189,20 @@ impl Vault {
 pub struct Upload {
     upload: Box<dyn MultipartUpload>,
     pending: Vec<u8>,
+    piece_bytes: usize,
 }
 
 impl Upload {
     /// Writes on.
-    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), VaultError> {
-        self.pending.extend_from_slice(bytes);
-        if self.pending.len() >= UPLOAD_PIECE {
-            self.flush().await?;
+    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), VaultError> {
+        while !bytes.is_empty() {
+            let room = self.piece_bytes - self.pending.len();
+            let (now, later) = bytes.split_at(room.min(bytes.len()));
+            self.pending.extend_from_slice(now);
+            bytes = later;
+            if self.pending.len() == self.piece_bytes {
+                self.flush().await?;
+            }
         }
         Ok(())
     }
@@ -207,7 +216,8 @@ impl Upload {
 
     async fn flush(&mut self) -> Result<(), VaultError> {
         if !self.pending.is_empty() {
-            let piece = PutPayload::from(std::mem::take(&mut self.pending));
+            let next = Vec::with_capacity(self.piece_bytes);
+            let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
             self.upload.put_part(piece).await?;
         }
         Ok(())

@@ -88,11 +88,18 @@ pub async fn verify(
     let mut whole = Whole::default();
     whole.push(&HEADER);
     let (mut equal, mut different, mut messages) = (0, Vec::new(), 0);
-    while let Some(raw) = reader.read().await? {
+    let (mut lines, mut encoder) = (Vec::new(), segment::Encoder::default());
+    while let Some(raw) = reader.read(std::mem::take(&mut lines)).await? {
         let (number, count) = (raw.number, raw.messages);
-        let segment = tokio::task::spawn_blocking(move || segment::encode(&raw.lines))
+        let encoding = tokio::task::spawn_blocking(move || {
+            let segment = encoder.encode(&raw.lines);
+            (segment, encoder, raw.lines)
+        });
+        let segment;
+        (segment, encoder, lines) = encoding
             .await
-            .map_err(|e| LedgerError::Unavailable(e.to_string()))??;
+            .map_err(|e| LedgerError::Unavailable(e.to_string()))?;
+        let segment = segment?;
         if let Some(part) = recorded.next_if(|part| part.number == number) {
             if same(&part, &segment, count) {
                 equal += 1;

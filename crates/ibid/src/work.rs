@@ -1,7 +1,7 @@
 //! One claim, from the first line to the artefact.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use futures::stream::{self, StreamExt as _, TryStreamExt as _};
@@ -13,7 +13,7 @@ use crate::export::{Artefact, Problem};
 use crate::ids::JobId;
 use crate::ledger::{Claim, Ledger, LedgerError, Part};
 use crate::parts::{PartReader, RawPart};
-use crate::segment::{self, HEADER, Trailer};
+use crate::segment::{self, Encoder, HEADER, Trailer};
 use crate::source::{Place, Source, SourceError, Windows};
 use crate::vault::{Key, Vault, VaultError};
 
@@ -28,6 +28,34 @@ pub struct Workshop {
     /// Stands still, lease and all, once so many parts were recorded: for whoever wants to see
     /// what happens to a worker that is killed there.
     pub hold_after_parts: Option<u64>,
+    pub(crate) benches: Arc<Benches>,
+}
+
+/// The buffers that one part is made with. They go round, because a fresh megabyte for every
+/// part leaves an allocator with a heap that grows.
+#[derive(Default)]
+struct Bench {
+    lines: Vec<u8>,
+    encoder: Encoder,
+}
+
+/// The buffers that are free.
+#[derive(Default)]
+pub(crate) struct Benches(Mutex<Vec<Bench>>);
+
+impl Benches {
+    fn take(&self) -> Bench {
+        self.free().pop().unwrap_or_default()
+    }
+
+    fn put_back(&self, bench: Bench) {
+        self.free().push(bench);
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Bench>> {
+        // Nothing panics while it is held.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How much of an attempt was new and how much was there already.
@@ -236,14 +264,15 @@ impl Workshop {
                     continue;
                 }
             }
-            let Some(part) = reader.read().await? else {
-                break;
-            };
             while in_hand.len() >= self.render_threads.max(1) {
                 if let Some(done) = in_hand.join_next().await {
                     finished(done)?;
                 }
             }
+            let bench = self.benches.take();
+            let Some(part) = reader.read(bench.lines).await? else {
+                break;
+            };
             let writer = PartWriter {
                 workshop: self.clone(),
                 claim: claim.clone(),
@@ -251,7 +280,8 @@ impl Workshop {
                 tally: Arc::clone(tally),
             };
             let expected = known.map(|(part, _)| part.sha256);
-            in_hand.spawn(async move { writer.write(part, expected).await });
+            let encoder = bench.encoder;
+            in_hand.spawn(async move { writer.write(part, encoder, expected).await });
         }
         while let Some(done) = in_hand.join_next().await {
             finished(done)?;
@@ -344,11 +374,18 @@ struct PartWriter {
 }
 
 impl PartWriter {
-    async fn write(self, raw: RawPart, expected: Option<[u8; 32]>) -> Result<(), WorkError> {
+    async fn write(
+        self,
+        raw: RawPart,
+        mut encoder: Encoder,
+        expected: Option<[u8; 32]>,
+    ) -> Result<(), WorkError> {
         let lines = raw.lines;
+        let benches = Arc::clone(&self.workshop.benches);
         let (segment, sha256) = tokio::task::spawn_blocking(move || {
-            let segment = segment::encode(&lines)?;
+            let segment = encoder.encode(&lines)?;
             let sha256: [u8; 32] = Sha256::digest(&segment.bytes).into();
+            benches.put_back(Bench { lines, encoder });
             Ok::<_, segment::EncodeError>((segment, sha256))
         })
         .await

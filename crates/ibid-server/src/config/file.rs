@@ -24,13 +24,19 @@ pub(super) fn named(path: &Path, origin: &Origin, problems: &mut Vec<String>) ->
     }
 }
 
+/// Whether there is no file: a folder on the way that is none makes none either, and whoever
+/// opens the data folder says that better.
+fn is_absent(error: &std::io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory)
+}
+
 /// What `ibid.toml` in the folder `data` says: nothing when it is not there. As
 /// [`named`] otherwise. `given` is what wins over the file.
 pub(super) fn found(data: &Path, given: &Layer, problems: &mut Vec<String>) -> Option<Layer> {
     let path = data.join("ibid.toml");
     let layer = match std::fs::read(&path) {
         Ok(bytes) => layer(&path, bytes, problems)?,
-        Err(error) if error.kind() == ErrorKind::NotFound => Layer::new(),
+        Err(error) if is_absent(&error) => Layer::new(),
         Err(error) => return unreadable(&path, &error, problems),
     };
     if !given.contains_key("data") {
