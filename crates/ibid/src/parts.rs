@@ -1,13 +1,12 @@
 //! The log into the raw parts of an export, in order: the same for a worker that writes them
 //! and for a check that compares them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::cut::CutRule;
-use crate::render::{Message, write_line};
+use crate::render::write_line;
 use crate::snapshot::Snapshot;
-use crate::source::{Place, Source, SourceError, Windows};
+use crate::source::{Page, Place, Source, SourceError, Windows};
 
 /// One part before it is compressed.
 pub struct RawPart {
@@ -25,8 +24,9 @@ pub struct PartReader<'a> {
     snapshot: &'a Snapshot,
     windows: &'a Arc<Windows>,
     cut: CutRule,
-    /// Read and not yet rendered.
-    page: VecDeque<(Place, Message)>,
+    page: Page,
+    /// How many messages of the page are rendered.
+    rendered: usize,
     /// The message that the next part begins with.
     next: Option<Place>,
     number: u64,
@@ -44,7 +44,8 @@ impl<'a> PartReader<'a> {
             snapshot,
             windows,
             cut,
-            page: VecDeque::new(),
+            page: Page::default(),
+            rendered: 0,
             next: windows.first(),
             number: 0,
         }
@@ -64,8 +65,10 @@ impl<'a> PartReader<'a> {
     pub fn skip(&mut self, last: Place) {
         self.next = self.windows.after(last);
         self.number += 1;
-        while self.page.front().is_some_and(|(place, _)| *place <= last) {
-            self.page.pop_front();
+        while let Some((place, _)) = self.page.get(self.rendered)
+            && place <= last
+        {
+            self.rendered += 1;
         }
     }
 
@@ -84,12 +87,14 @@ impl<'a> PartReader<'a> {
             lines,
         };
         while let Some(at) = self.next {
-            if self.page.is_empty() {
-                let page = self.source.page(self.snapshot, self.windows, at).await?;
-                self.page = page.messages.into();
+            if self.rendered == self.page.len() {
+                let page = std::mem::take(&mut self.page);
+                let reading = self.source.page(self.snapshot, self.windows, at, page);
+                self.page = reading.await?;
+                self.rendered = 0;
             }
-            let Some((place, message)) = self.page.pop_front().filter(|(place, _)| *place == at)
-            else {
+            let next = self.page.get(self.rendered);
+            let Some((place, message)) = next.filter(|(place, _)| *place == at) else {
                 return Err(SourceError::LogChanged(format!(
                     "message {} was not where it belongs",
                     at.seq
@@ -102,6 +107,7 @@ impl<'a> PartReader<'a> {
             write_line(conv, &message, &mut part.lines);
             part.last = place;
             part.messages += 1;
+            self.rendered += 1;
             self.next = self.windows.after(place);
             if self.cut.ends(part.lines.len() as u64, part.messages) {
                 break;

@@ -6,32 +6,32 @@ use base64::engine::general_purpose::STANDARD;
 use crate::time::Time;
 
 /// A message as an export shows it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Message<'a> {
     pub seq: u64,
     pub ts: Time,
-    pub user: String,
+    pub user: &'a str,
     /// UTF-8, unless another program wrote the table.
-    pub body: Vec<u8>,
+    pub body: &'a [u8],
     /// The canonical JSON array of files, if there are any.
-    pub files: Option<String>,
+    pub files: Option<&'a str>,
     pub edited: bool,
     pub recalled: bool,
 }
 
 /// Appends the line of `message` in conversation `conv`, with its line end.
-pub fn write_line(conv: &str, message: &Message, out: &mut Vec<u8>) {
+pub fn write_line(conv: &str, message: &Message<'_>, out: &mut Vec<u8>) {
     // The members stand in the order of RFC 8785 section 3.2.3.
     out.extend_from_slice(b"{\"body\":");
     if message.recalled {
         out.extend_from_slice(b"\"\"");
     } else {
-        match std::str::from_utf8(&message.body) {
+        match std::str::from_utf8(message.body) {
             Ok(body) => write_json_string(body, out),
             Err(_) => {
-                write_json_string(&String::from_utf8_lossy(&message.body), out);
+                write_json_string(&String::from_utf8_lossy(message.body), out);
                 out.extend_from_slice(b",\"body_base64\":\"");
-                out.extend_from_slice(STANDARD.encode(&message.body).as_bytes());
+                out.extend_from_slice(STANDARD.encode(message.body).as_bytes());
                 out.push(b'"');
             }
         }
@@ -43,7 +43,7 @@ pub fn write_line(conv: &str, message: &Message, out: &mut Vec<u8>) {
     } else {
         b",\"edited\":0"
     });
-    if let (Some(files), false) = (&message.files, message.recalled) {
+    if let (Some(files), false) = (message.files, message.recalled) {
         out.extend_from_slice(b",\"files\":");
         out.extend_from_slice(files.as_bytes());
     }
@@ -57,7 +57,7 @@ pub fn write_line(conv: &str, message: &Message, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"ts\":\"");
     message.ts.write(out);
     out.extend_from_slice(b"\",\"user\":");
-    write_json_string(&message.user, out);
+    write_json_string(message.user, out);
     out.extend_from_slice(b"}\n");
 }
 
@@ -112,18 +112,18 @@ pub fn write_json_string(text: &str, out: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
-    fn line(message: Message) -> String {
+    fn line(message: Message<'_>) -> String {
         let mut out = Vec::new();
         write_line("c-team", &message, &mut out);
         String::from_utf8(out).expect("UTF-8")
     }
 
-    fn message(body: &[u8]) -> Message {
+    fn message(body: &[u8]) -> Message<'_> {
         Message {
             seq: 51,
             ts: Time::parse("2026-01-05T09:30:00Z").unwrap(),
-            user: "u0007".to_owned(),
-            body: body.to_vec(),
+            user: "u0007",
+            body,
             files: None,
             edited: false,
             recalled: false,
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn a_recalled_message_keeps_its_line_and_nothing_of_its_content() {
         let mut recalled = message(b"secret \xff");
-        recalled.files = Some("[{}]".to_owned());
+        recalled.files = Some("[{}]");
         recalled.recalled = true;
         recalled.edited = true;
         assert!(line(recalled).starts_with(

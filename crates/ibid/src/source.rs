@@ -3,6 +3,7 @@
 pub mod sqlite;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -10,7 +11,8 @@ use async_trait::async_trait;
 use crate::event::{Event, Invalid};
 use crate::ids::{ConvId, UserId};
 use crate::render::Message;
-use crate::snapshot::{Snapshot, Window};
+use crate::snapshot::{Revised, Snapshot, Window};
+use crate::time::Time;
 
 /// The log of a chat application.
 ///
@@ -27,8 +29,8 @@ pub trait Source: Send + Sync {
     /// How far the file with this digest has been imported; `None` if never begun.
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError>;
 
-    /// Messages in their order from `place` on, as `windows` show them in `snapshot`: at least
-    /// one, and no more than fit a page. Every call is one short transaction; since the
+    /// Reads messages in their order from `place` on, as `windows` show them in `snapshot`, into
+    /// `page`, whose content is overwritten: at least one, and no more than fit a page. Every call is one short transaction; since the
     /// snapshot is data, pages of different transactions agree.
     ///
     /// # Errors
@@ -38,6 +40,7 @@ pub trait Source: Send + Sync {
         snapshot: &Snapshot,
         windows: &Arc<Windows>,
         place: Place,
+        page: Page,
     ) -> Result<Page, SourceError>;
 
     /// Whether the account is enabled; one that no event names is.
@@ -177,10 +180,108 @@ impl Windows {
     }
 }
 
-/// Messages in their order, each with its place.
+/// Messages in their order, each with its place. Their texts lie in two buffers that are used
+/// again from page to page, so that reading leaves no small pieces behind.
 #[derive(Clone, Debug, Default)]
 pub struct Page {
-    pub messages: Vec<(Place, Message)>,
+    rows: Vec<Row>,
+    bodies: Vec<u8>,
+    /// Users and files.
+    texts: String,
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    place: Place,
+    ts: Time,
+    user: Range<usize>,
+    body: Range<usize>,
+    files: Option<Range<usize>>,
+    edited: bool,
+    recalled: bool,
+}
+
+impl Page {
+    /// How many messages there are.
+    pub fn len(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
+    /// The bytes of all texts.
+    pub fn bytes(&self) -> usize {
+        self.bodies.len() + self.texts.len()
+    }
+
+    /// Forgets the messages and keeps the room.
+    pub fn clear(&mut self) {
+        self.rows.clear();
+        self.bodies.clear();
+        self.texts.clear();
+    }
+
+    /// Adds a message at `place`, as it was sent.
+    pub fn push(&mut self, place: Place, ts: Time, user: &str, body: &[u8], files: Option<&str>) {
+        let row = Row {
+            place,
+            ts,
+            user: self.keep_text(user),
+            body: self.keep_body(body),
+            files: files.map(|files| self.keep_text(files)),
+            edited: false,
+            recalled: false,
+        };
+        self.rows.push(row);
+    }
+
+    /// Applies what the revisions made of the message at `place`, if it is here.
+    pub fn revise(&mut self, place: Place, revised: &Revised) {
+        let Ok(at) = self.rows.binary_search_by_key(&place, |row| row.place) else {
+            return;
+        };
+        let body = revised.body.as_ref().map(|body| self.keep_body(body));
+        let row = &mut self.rows[at];
+        row.edited = revised.edited;
+        row.recalled = revised.recalled;
+        if let Some(body) = body {
+            row.body = body;
+        }
+    }
+
+    /// The place of the last message.
+    pub fn last(&self) -> Option<Place> {
+        self.rows.last().map(|row| row.place)
+    }
+
+    /// The message at `index`, and its place.
+    pub fn get(&self, index: usize) -> Option<(Place, Message<'_>)> {
+        let row = self.rows.get(index)?;
+        let message = Message {
+            seq: row.place.seq,
+            ts: row.ts,
+            user: &self.texts[row.user.clone()],
+            body: &self.bodies[row.body.clone()],
+            files: row.files.clone().map(|files| &self.texts[files]),
+            edited: row.edited,
+            recalled: row.recalled,
+        };
+        Some((row.place, message))
+    }
+
+    fn keep_text(&mut self, text: &str) -> Range<usize> {
+        let from = self.texts.len();
+        self.texts.push_str(text);
+        from..self.texts.len()
+    }
+
+    fn keep_body(&mut self, body: &[u8]) -> Range<usize> {
+        let from = self.bodies.len();
+        self.bodies.extend_from_slice(body);
+        from..self.bodies.len()
+    }
 }
 
 /// Why the log could not be read or written.

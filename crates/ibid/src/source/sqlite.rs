@@ -1,6 +1,7 @@
 //! The log in SQLite. There is one writer at a time, so gseq order is commit order and a
 //! snapshot is the highest gseq.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::event::{Event, EventKind, ExMembers, File, History, Invalid, Target};
 use crate::ids::{ConvId, UserId};
-use crate::render::Message;
 use crate::scope::Scope;
 use crate::snapshot::{
     Policy, Revised, Revision, RevisionKind, Snapshot, Stay, Window, effective_stays,
@@ -70,10 +70,15 @@ impl Source for SqliteSource {
         snapshot: &Snapshot,
         windows: &Arc<Windows>,
         place: Place,
+        mut page: Page,
     ) -> Result<Page, SourceError> {
         let (snapshot, windows) = (snapshot.clone(), Arc::clone(windows));
         self.db
-            .read(move |tx| page(tx, &snapshot, &windows, place))
+            .read(move |tx| {
+                page.clear();
+                read_page(tx, &snapshot, &windows, place, &mut page)?;
+                Ok(page)
+            })
             .await
     }
 
@@ -186,14 +191,13 @@ fn conv_id(text: String) -> Result<ConvId, SourceError> {
 
 // ---- reading
 
-fn page(
+fn read_page(
     tx: &Transaction<'_>,
     snapshot: &Snapshot,
     windows: &Windows,
     place: Place,
-) -> Result<Page, SourceError> {
-    let mut page = Page::default();
-    let mut bytes = 0;
+    page: &mut Page,
+) -> Result<(), SourceError> {
     let mut next = Some(place);
     while let Some(place) = next {
         let Some(window) = windows.get(place.window) else {
@@ -206,48 +210,49 @@ fn page(
         else {
             break;
         };
-        let from = page.messages.len();
-        bytes += read_stay(tx, snapshot, window, stay, place, bytes, &mut page)?;
-        let Some((last, _)) = page.messages.last() else {
+        read_stay(tx, snapshot, window, stay, place, page)?;
+        let Some(last) = page.last() else {
             break;
         };
-        let last = *last;
-        revise(tx, snapshot, window, &mut page.messages[from..])?;
+        revise(tx, snapshot, window, place, last.seq, page)?;
         next = windows.after(last);
-        if page.messages.len() >= PAGE_MESSAGES || bytes >= PAGE_BYTES {
+        if is_full(page) {
             break;
         }
     }
-    Ok(page)
+    Ok(())
 }
 
-/// Reads on in one stay until it ends or the page is full; gives the bytes read.
+fn is_full(page: &Page) -> bool {
+    page.len() >= PAGE_MESSAGES || page.bytes() >= PAGE_BYTES
+}
+
+/// Reads on in one stay until it ends or the page is full.
 fn read_stay(
     tx: &Transaction<'_>,
     snapshot: &Snapshot,
     window: &Window,
     stay: &Stay,
     place: Place,
-    bytes_before: usize,
     page: &mut Page,
-) -> Result<usize, SourceError> {
+) -> Result<(), SourceError> {
     let conv = window.conv.as_str();
     let mut statement = tx.prepare_cached(
         "SELECT seq, gseq, ts, user_id, body, files FROM message
          WHERE conv = ?1 AND seq >= ?2 AND seq <= ?3 ORDER BY seq",
     )?;
     let mut rows = statement.query(params![conv, place.seq, stay.last_seq])?;
-    let mut expected = place.seq;
-    let mut bytes = 0;
-    while expected <= stay.last_seq {
+    let mut expected = place;
+    while expected.seq <= stay.last_seq {
         let missing = || {
             SourceError::LogChanged(format!(
-                "message {expected} of conversation {conv:?} is missing"
+                "message {} of conversation {conv:?} is missing",
+                expected.seq
             ))
         };
         let row = rows.next()?.ok_or_else(missing)?;
         let (seq, gseq): (u64, u64) = (row.get(0)?, row.get(1)?);
-        if seq != expected {
+        if seq != expected.seq {
             return Err(missing());
         }
         if !stay.contains(gseq) || !snapshot.contains(gseq, 0) {
@@ -255,92 +260,69 @@ fn read_stay(
                 "message {seq} of conversation {conv:?} was not written when the log says"
             )));
         }
-        let body = bytes_of(row.get_ref(4)?);
-        bytes += body.len() + 64;
-        let message = Message {
-            seq,
-            ts: Time::from_micros(row.get(2)?),
-            user: row.get(3)?,
-            body,
-            files: row.get(5)?,
-            edited: false,
-            recalled: false,
+        let text = |index: usize| {
+            row.get_ref(index)?
+                .as_str_or_null()
+                .map_err(rusqlite::Error::from)
         };
-        let place = Place {
-            window: place.window,
-            seq,
-        };
-        page.messages.push((place, message));
-        expected += 1;
-        if page.messages.len() >= PAGE_MESSAGES || bytes_before + bytes >= PAGE_BYTES {
+        let (user, files) = (text(3)?.unwrap_or_default(), text(5)?);
+        let ts = Time::from_micros(row.get(2)?);
+        page.push(expected, ts, user, &bytes_of(row.get_ref(4)?), files);
+        expected.seq += 1;
+        if is_full(page) {
             break;
         }
     }
-    Ok(bytes)
+    Ok(())
 }
 
-/// Applies the revisions that are in the snapshot to consecutive messages of one window.
+/// Applies the revisions that are in the snapshot to the messages of one window from `first` to
+/// the one with `last_seq`.
 fn revise(
     tx: &Transaction<'_>,
     snapshot: &Snapshot,
     window: &Window,
-    messages: &mut [(Place, Message)],
+    first: Place,
+    last_seq: u64,
+    page: &mut Page,
 ) -> Result<(), SourceError> {
-    let (Some((first, _)), Some((last, _))) = (messages.first(), messages.last()) else {
-        return Ok(());
-    };
-    let (first, last) = (first.seq, last.seq);
     let mut statement = tx.prepare_cached(
         "SELECT seq, gseq, kind, body FROM revision
          WHERE conv = ?1 AND seq >= ?2 AND seq <= ?3 ORDER BY seq, gseq",
     )?;
-    let mut rows = statement.query(params![window.conv.as_str(), first, last])?;
-    let mut revised: Option<(u64, Revised)> = None;
-    let mut finish = |revised: Option<(u64, Revised)>| {
-        let Some((seq, revised)) = revised else {
-            return;
-        };
-        let at = messages.binary_search_by_key(&seq, |(place, _)| place.seq);
-        if let Ok(at) = at {
-            let message = &mut messages[at].1;
-            message.edited = revised.edited;
-            message.recalled = revised.recalled;
-            if let Some(body) = revised.body {
-                message.body = body;
-            }
-        }
-    };
+    let mut rows = statement.query(params![window.conv.as_str(), first.seq, last_seq])?;
+    let mut at = first;
+    let mut revised = Revised::default();
     while let Some(row) = rows.next()? {
         let (seq, gseq): (u64, u64) = (row.get(0)?, row.get(1)?);
         if !snapshot.contains(gseq, 0) {
             continue;
         }
+        if at.seq != seq {
+            page.revise(at, &revised);
+            revised = Revised::default();
+            at.seq = seq;
+        }
         let kind = match row.get_ref(2)?.as_str() {
             Ok("edit") => RevisionKind::Edit {
-                body: bytes_of(row.get_ref(3)?),
+                body: bytes_of(row.get_ref(3)?).into_owned(),
             },
             Ok("recall") => RevisionKind::Recall,
             _ => RevisionKind::Restore,
         };
-        if revised.as_ref().is_none_or(|(of, _)| *of != seq) {
-            finish(revised.take());
-            revised = Some((seq, Revised::default()));
-        }
-        if let Some((_, revised)) = &mut revised {
-            revised.apply(Revision { gseq, kind }, window);
-        }
+        revised.apply(Revision { gseq, kind }, window);
     }
-    finish(revised);
+    page.revise(at, &revised);
     Ok(())
 }
 
 /// Text that another program wrote need not be UTF-8, nor need it be text.
-fn bytes_of(value: ValueRef<'_>) -> Vec<u8> {
+fn bytes_of(value: ValueRef<'_>) -> Cow<'_, [u8]> {
     match value {
-        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => bytes.to_vec(),
-        ValueRef::Integer(number) => number.to_string().into_bytes(),
-        ValueRef::Real(number) => number.to_string().into_bytes(),
-        ValueRef::Null => Vec::new(),
+        ValueRef::Text(bytes) | ValueRef::Blob(bytes) => Cow::Borrowed(bytes),
+        ValueRef::Integer(number) => Cow::Owned(number.to_string().into_bytes()),
+        ValueRef::Real(number) => Cow::Owned(number.to_string().into_bytes()),
+        ValueRef::Null => Cow::Borrowed(b""),
     }
 }
 

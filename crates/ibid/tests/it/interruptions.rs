@@ -93,11 +93,12 @@ impl Source for InterruptedSource {
         snapshot: &Snapshot,
         windows: &Arc<Windows>,
         place: Place,
+        page: Page,
     ) -> Result<Page, SourceError> {
         let number = self.pages.fetch_add(1, Ordering::SeqCst) + 1;
         let then = act((self.at_page)(number)).await;
         then.map_err(SourceError::Unavailable)?;
-        self.source.page(snapshot, windows, place).await
+        self.source.page(snapshot, windows, place, page).await
     }
 
     async fn account_enabled(&self, user: &UserId) -> Result<bool, SourceError> {
