@@ -79,7 +79,17 @@ async fn a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_t
     for (parts, threads) in [(0, 1), (1, 1), (2, 1), (5, 3), (7, 2)] {
         let (home, job) = created().await;
         let workshop = home.exporter.workshop(threads, Some(parts));
-        let recorded = async || home.parts(job).await.len() as u64 == parts;
+        // So many are recorded, and each thread holds one more whose bytes are written.
+        let written = PARTS.min(parts + threads as u64);
+        let recorded = async || {
+            home.parts(job).await.len() as u64 == parts
+                && home
+                    .kept(job)
+                    .iter()
+                    .filter(|path| !path.contains('#'))
+                    .count() as u64
+                    == written
+        };
         killed(&home, workshop, "the parts are recorded", recorded).await;
         finished(&home, job, parts, threads).await;
     }
