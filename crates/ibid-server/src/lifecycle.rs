@@ -20,6 +20,10 @@ use crate::api::{App, Peer, router};
 /// How often the file of signing keys is looked at.
 const KEYS_LOOK: Duration = Duration::from_secs(5);
 
+/// `ibid doctor` holds the lock for a moment to see whether somebody does; that is waited out.
+const GLANCES: u32 = 5;
+const GLANCE: Duration = Duration::from_millis(20);
+
 /// The lock that one `serve` holds on a data folder: a file of its own, because SQLite's must
 /// not be opened by anybody else.
 #[derive(Debug)]
@@ -70,7 +74,15 @@ impl ServeLock {
             .mode(0o600)
             .open(&path)
             .map_err(io)?;
-        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+        let mut locked = flock(&file);
+        for _ in 0..GLANCES {
+            if locked.is_ok() {
+                break;
+            }
+            std::thread::sleep(GLANCE);
+            locked = flock(&file);
+        }
+        match locked {
             Ok(()) => {}
             Err(rustix::io::Errno::WOULDBLOCK) => {
                 let mut process = String::new();
@@ -91,6 +103,10 @@ impl ServeLock {
         writeln!(file, "{}", std::process::id()).map_err(io)?;
         Ok(ServeLock { _file: file })
     }
+}
+
+fn flock(file: &File) -> rustix::io::Result<()> {
+    rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
 }
 
 /// A port that is listened on. `wrap` is what connections go through: nothing, or what a test

@@ -21,6 +21,15 @@ const BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// How long the lock is left to others between two transactions.
 const BREATH: std::time::Duration = std::time::Duration::from_millis(2);
 
+/// How an import is done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Manner {
+    /// Leaves invalid lines out instead of refusing the file.
+    pub skip_invalid: bool,
+    /// Imports a file again that was imported whole before.
+    pub again: bool,
+}
+
 /// What an import did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -29,8 +38,10 @@ pub struct Report {
     pub unchanged: u64,
     /// Invalid lines that were left out.
     pub skipped: u64,
-    /// Lines that an earlier, interrupted run of the same import had written.
+    /// Lines that an earlier run of the same import had written.
     pub continued_after_line: u64,
+    /// Whether the earlier run had written all of it, so that this one wrote nothing.
+    pub finished_before: bool,
 }
 
 /// What an import is at.
@@ -79,7 +90,8 @@ impl From<SourceError> for ImportError {
 /// Imports `file`, which must be one that can be read again from its beginning.
 ///
 /// The whole file is checked first; unless `skip_invalid`, one invalid line means that nothing
-/// is written. Memory grows with the number of conversations and of ids in the file, not with
+/// is written. A file is known by its digest: one that was interrupted is gone on with, one that
+/// is finished is left alone unless `again`. Memory grows with the number of conversations and of ids in the file, not with
 /// its length.
 ///
 /// # Errors
@@ -87,22 +99,25 @@ impl From<SourceError> for ImportError {
 pub async fn import(
     source: &dyn Source,
     file: &mut File,
-    skip_invalid: bool,
+    manner: Manner,
     note: &mut (dyn FnMut(Note<'_>) + Send),
 ) -> Result<Report, ImportError> {
     let digest = digest(file)?;
     let done = source.imported(digest).await?;
+    let done = done.filter(|done| !(done.finished && manner.again));
     let mut report = Report {
         continued_after_line: done.map_or(0, |done| done.lines),
+        finished_before: done.is_some_and(|done| done.finished),
         ..Report::default()
     };
-    if done.is_some_and(|done| done.finished) {
+    if report.finished_before {
         return Ok(report);
     }
     let refused = check(source, file, report.continued_after_line, note).await?;
-    if refused > 0 && !skip_invalid {
+    if refused > 0 && !manner.skip_invalid {
         return Err(ImportError::Refused(refused));
     }
+    let skip_invalid = manner.skip_invalid;
     write(source, file, digest, skip_invalid, &mut report, note).await?;
     Ok(report)
 }

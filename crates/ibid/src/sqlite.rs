@@ -42,6 +42,14 @@ pub enum OpenError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error(
+        "cannot create the database {path}: {source}; make its folder writable, or name another \
+         file with --database"
+    )]
+    File {
+        path: PathBuf,
+        source: std::io::Error,
+    },
     #[error("{path} is not a database of ibid; name another file with --database")]
     Foreign { path: PathBuf },
     #[error(
@@ -92,6 +100,7 @@ impl Db {
     pub fn open(path: &Path) -> Result<Db, OpenError> {
         create_folder(path)?;
         refuse_network(path)?;
+        create_private(path)?;
         let mut connection = connect(path, WRITER_CACHE_KIB)?;
         migrate(&mut connection, path)?;
         let (writer, work) = mpsc::channel::<Work>();
@@ -220,6 +229,20 @@ fn create_folder(path: &Path) -> Result<(), OpenError> {
             path: folder.to_owned(),
             source,
         })
+}
+
+/// Makes the file, for its owner only, if there is none; SQLite would let others read it.
+fn create_private(path: &Path) -> Result<(), OpenError> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let mut options = std::fs::OpenOptions::new();
+    match options.write(true).create_new(true).mode(0o600).open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
+        Err(source) => Err(OpenError::File {
+            path: path.to_owned(),
+            source,
+        }),
+    }
 }
 
 fn refuse_network(path: &Path) -> Result<(), OpenError> {

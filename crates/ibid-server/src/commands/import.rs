@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use ibid::event::Invalid;
-use ibid::import::{ImportError, Note, Report, import};
+use ibid::import::{ImportError, Manner, Note, Report, import};
 use ibid::source::Source;
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
@@ -21,7 +21,8 @@ const MOST_SHOWN: usize = 100;
 /// Put events from files into the log
 ///
 /// Each file holds one JSON event a line. It is checked whole before anything of it is written;
-/// when it is interrupted, the same command goes on where it stopped.
+/// when it is interrupted, the same command goes on where it stopped. A file that was imported
+/// whole is left alone; if it grows, give its events ids, so that those that are known are skipped.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -39,6 +40,9 @@ pub struct ImportArgs {
     /// Leave invalid lines out and write the rest
     #[arg(long)]
     skip_invalid: bool,
+    /// Import a file once more that was imported whole before
+    #[arg(long)]
+    again: bool,
     /// Print a JSON object for each file
     #[arg(long)]
     json: bool,
@@ -62,7 +66,10 @@ pub async fn run(args: ImportArgs) -> Result<(), Failure> {
     for (at, path) in args.files.iter().enumerate() {
         let import = Import {
             name: path.display().to_string(),
-            skip_invalid: args.skip_invalid,
+            manner: Manner {
+                skip_invalid: args.skip_invalid,
+                again: args.again,
+            },
             json: args.json,
         };
         if let Err(mut failure) = import.run(&config.settings, &*exporter.source, path).await {
@@ -87,7 +94,7 @@ fn is_standard_input(path: &Path) -> bool {
 /// One file.
 struct Import {
     name: String,
-    skip_invalid: bool,
+    manner: Manner,
     json: bool,
 }
 
@@ -110,7 +117,7 @@ impl Import {
             count: 0,
             writing: false,
         };
-        let result = import(source, &mut file, self.skip_invalid, &mut |note| {
+        let result = import(source, &mut file, self.manner, &mut |note| {
             told.note(&note);
         })
         .await;
@@ -148,7 +155,9 @@ impl Import {
             "{}: {} accepted, {} duplicates, {} unchanged, {} skipped",
             self.name, report.accepted, report.duplicates, report.unchanged, report.skipped
         );
-        if report.continued_after_line > 0 {
+        if report.finished_before {
+            line += "; it was imported whole before (--again imports it once more)";
+        } else if report.continued_after_line > 0 {
             line += &format!(
                 "; lines 1 to {} had been imported before",
                 report.continued_after_line
@@ -220,7 +229,7 @@ impl Told<'_> {
 
     fn refuse(&mut self, line: u64, invalid: &Invalid) {
         self.count += 1;
-        if !self.import.skip_invalid && self.count > MOST_SHOWN {
+        if !self.import.manner.skip_invalid && self.count > MOST_SHOWN {
             if self.count == MOST_SHOWN + 1 {
                 let text = format!("{}: more lines are invalid", self.import.name);
                 self.bar.suspend(|| complain(&text));

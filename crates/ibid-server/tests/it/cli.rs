@@ -56,6 +56,15 @@ fn a_bad_import_names_its_lines_and_writes_nothing() {
         (&0.into(), &whole.into())
     );
 
+    let told = place.run(&["import", &path, "--skip-invalid"]);
+    assert!(
+        told.out.contains("imported whole before (--again"),
+        "{told:?}"
+    );
+    let again = place.run(&["import", &path, "--skip-invalid", "--again", "--json"]);
+    let report: Value = serde_json::from_str(again.out.trim()).expect("a report");
+    assert!(report["accepted"].as_u64() > Some(1000), "{report}");
+
     let missing = place.run(&["import", "nowhere.jsonl"]);
     says(&missing, 1, &["nowhere.jsonl"]);
 }

@@ -12,6 +12,7 @@ use ibid::cut::CutRule;
 use ibid::export::Terms;
 use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::UserId;
+use ibid::import::Manner;
 use ibid::ledger::{NewToken, Role};
 use ibid::limits::Limits;
 use ibid::time::{Clock, Time};
@@ -127,9 +128,14 @@ impl Server {
         for line in lines {
             writeln!(file, "{line}").expect("written");
         }
-        ibid::import::import(self.exporter.source.as_ref(), &mut file, false, &mut |_| {})
-            .await
-            .expect("imported");
+        ibid::import::import(
+            self.exporter.source.as_ref(),
+            &mut file,
+            Manner::default(),
+            &mut |_| {},
+        )
+        .await
+        .expect("imported");
     }
 
     /// A token for `user`.

@@ -12,7 +12,7 @@ use ibid::event::Invalid;
 use ibid::export::{Artefact, Format, State, Terms};
 use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::{ClaimId, JobId, UserId};
-use ibid::import::{ImportError, Note, Report, import};
+use ibid::import::{ImportError, Manner, Note, Report, import};
 use ibid::key::IdempotencyKey;
 use ibid::ledger::{CreateError, Created, Found, Offer, Part};
 use ibid::limits::Limits;
@@ -259,7 +259,11 @@ pub async fn import_into(
             refused.push((line, invalid.clone()));
         }
     };
-    let report = import(source, &mut file, skip_invalid, &mut note).await;
+    let manner = Manner {
+        skip_invalid,
+        again: false,
+    };
+    let report = import(source, &mut file, manner, &mut note).await;
     (report, refused)
 }
 

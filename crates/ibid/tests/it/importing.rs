@@ -367,6 +367,7 @@ async fn a_file_that_was_imported_whole_is_not_imported_again() {
     let again = home.import(&lines).await;
     let expected = Report {
         continued_after_line: 3,
+        finished_before: true,
         ..Report::default()
     };
     assert_eq!(again, expected);
