@@ -48,11 +48,11 @@ pub async fn create(
         Created::Replayed(export) => (export, true),
     };
     let now = app.exporter.ledger.now().await?;
-    let mut response = Json(json!({
-        "job_id": export.job_id,
-        "state": export.state_at(now),
-        "replayed": replayed,
-    }))
+    let mut response = Json(Asked {
+        job_id: export.job_id,
+        state: export.state_at(now),
+        replayed,
+    })
     .into_response();
     let location = app.url(&format!("/exports/{}", export.job_id));
     if let Ok(location) = HeaderValue::from_str(&location) {
@@ -65,6 +65,14 @@ pub async fn create(
         *response.status_mut() = StatusCode::ACCEPTED;
     }
     Ok(response)
+}
+
+/// What asking came to.
+#[derive(Serialize)]
+struct Asked {
+    job_id: JobId,
+    state: State,
+    replayed: bool,
 }
 
 /// A body of `application/json` within the limit.

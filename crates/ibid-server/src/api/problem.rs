@@ -12,7 +12,7 @@ use ibid::exporter::DownloadError;
 use ibid::ledger::{CreateError, LedgerError};
 use ibid::limits::LimitReached;
 use ibid::source::SourceError;
-use serde_json::json;
+use serde::Serialize;
 
 /// An answer that says what went wrong and what to do.
 #[derive(Clone, Debug)]
@@ -196,14 +196,15 @@ impl Problem {
 
     /// Writes the problem into `response` as its body, with the request's id.
     pub fn write(self, response: &mut Response, request_id: &str) {
-        let body = json!({
-            "type": format!("/problems/{}", self.name),
-            "title": self.title,
-            "status": self.status.as_u16(),
-            "detail": self.detail,
-            "request_id": request_id,
-        })
-        .to_string();
+        let body = Members {
+            kind: format!("/problems/{}", self.name),
+            title: self.title,
+            status: self.status.as_u16(),
+            detail: &self.detail,
+            request_id,
+        };
+        // Strings and a number can always be written.
+        let body = serde_json::to_string(&body).unwrap_or_default();
         let headers = response.headers_mut();
         headers.insert(
             CONTENT_TYPE,
@@ -212,6 +213,17 @@ impl Problem {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
         *response.body_mut() = Body::from(body);
     }
+}
+
+/// The members of RFC 9457 section 3.1, and the request's id.
+#[derive(Serialize)]
+struct Members<'a> {
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'a str,
+    status: u16,
+    detail: &'a str,
+    request_id: &'a str,
 }
 
 impl IntoResponse for Problem {

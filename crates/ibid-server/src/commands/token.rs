@@ -40,7 +40,7 @@ struct CreateArgs {
     /// What the token is good for
     #[arg(long, value_enum, default_value_t = RoleName::User)]
     role: RoleName,
-    /// How long it is good, such as 30d, 12h, 90m or 45s [default: until it is revoked]
+    /// How long it is good, such as 30d, 12h, 90m or 45s [default: without an end]
     #[arg(long, value_name = "SPAN", value_parser = duration::parse)]
     ttl: Option<Duration>,
     /// Print a JSON object
@@ -119,7 +119,7 @@ async fn create(args: CreateArgs) -> Result<(), Failure> {
         ))
     })?;
     let until = expires_at.map_or_else(
-        || "until it is revoked".to_owned(),
+        || "without an end".to_owned(),
         |at| format!("until {at}"),
     );
     complain(&format!(
