@@ -3,19 +3,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read as _, Seek as _, Write as _};
-use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::serve::Listener;
 use ibid::worker::Worker;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::api::{App, Peer, router};
+use crate::port::Port;
 
 /// How often the file of signing keys is looked at.
 const KEYS_LOOK: Duration = Duration::from_secs(5);
@@ -107,40 +106,6 @@ impl ServeLock {
 
 fn flock(file: &File) -> rustix::io::Result<()> {
     rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-}
-
-/// A port that is listened on. `wrap` is what connections go through: nothing, or what a test
-/// puts between.
-pub struct Port<F> {
-    listener: TcpListener,
-    wrap: F,
-}
-
-impl<F> Port<F> {
-    pub fn new(listener: TcpListener, wrap: F) -> Port<F> {
-        Port { listener, wrap }
-    }
-}
-
-impl<F, Io> Listener for Port<F>
-where
-    F: Fn(TcpStream) -> Io + Send + 'static,
-    Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    type Io = Io;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Io, SocketAddr) {
-        // The listener's own accept waits out what passes, such as too many open files.
-        let (stream, address) = Listener::accept(&mut self.listener).await;
-        // Answers are written whole; waiting for more only delays their last packet.
-        let _ = stream.set_nodelay(true);
-        ((self.wrap)(stream), address)
-    }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
 }
 
 /// Serves the API on `port`, with `worker` beside it, until `stop`. Then nothing new is

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cut::CutRule;
 use crate::ids::{ClaimId, JobId, UserId};
-use crate::scope::Scope;
+use crate::scope::{Format, Scope};
 use crate::snapshot::Snapshot;
 use crate::time::Time;
 
@@ -69,27 +69,6 @@ pub struct Recipe {
     pub format_version: u32,
     pub encoder: String,
     pub cut: CutRule,
-}
-
-/// The form of an artefact.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub enum Format {
-    /// One gzip member of JSON lines.
-    #[default]
-    #[serde(rename = "jsonl.gz")]
-    JsonlGz,
-}
-
-impl Format {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Format::JsonlGz => "jsonl.gz",
-        }
-    }
-
-    pub fn parse(text: &str) -> Option<Format> {
-        (text == Format::JsonlGz.as_str()).then_some(Format::JsonlGz)
-    }
 }
 
 /// The whole file that a job made.

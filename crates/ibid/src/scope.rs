@@ -2,9 +2,9 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::export::Format;
 use crate::ids::ConvId;
 
 /// Which conversations an export holds.
@@ -40,6 +40,27 @@ impl fmt::Display for Scope {
             Scope::All => f.write_str("all"),
             Scope::Conv(conv) => write!(f, "conv:{conv}"),
         }
+    }
+}
+
+/// The form of an artefact.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub enum Format {
+    /// One gzip member of JSON lines.
+    #[default]
+    #[serde(rename = "jsonl.gz")]
+    JsonlGz,
+}
+
+impl Format {
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Format::JsonlGz => "jsonl.gz",
+        }
+    }
+
+    pub fn parse(text: &str) -> Option<Format> {
+        (text == Format::JsonlGz.as_str()).then_some(Format::JsonlGz)
     }
 }
 

@@ -23,7 +23,7 @@ use ibid::vault::VaultError;
 
 use super::App;
 use super::problem::Problem;
-use crate::lifecycle::Port;
+use crate::port::Port;
 use crate::range::{ByteRange, Plan, Representation, plan};
 
 const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");

@@ -11,7 +11,8 @@ use super::{Failure, load, open, say};
 use crate::api::App;
 use crate::config::{ServeFlags, StoreFlags, WorkFlags};
 use crate::keys::KeyStore;
-use crate::lifecycle::{self, Port, ServeLock};
+use crate::lifecycle::{self, ServeLock};
+use crate::port::Port;
 use crate::signals;
 
 /// Serve the API, with workers inside

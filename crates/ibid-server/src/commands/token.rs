@@ -118,10 +118,7 @@ async fn create(args: CreateArgs) -> Result<(), Failure> {
             "the token cannot be shown: {e}; create another one"
         ))
     })?;
-    let until = expires_at.map_or_else(
-        || "without an end".to_owned(),
-        |at| format!("until {at}"),
-    );
+    let until = expires_at.map_or_else(|| "without an end".to_owned(), |at| format!("until {at}"));
     complain(&format!(
         "Token {} of {} ({}) is good {until}. It is shown this once; keep it safe.",
         token.token_id,

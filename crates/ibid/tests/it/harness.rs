@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use ibid::cut::CutRule;
 use ibid::event::Invalid;
-use ibid::export::{Artefact, Format, State, Terms};
+use ibid::export::{Artefact, State, Terms};
 use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::import::{ImportError, Manner, Note, Report, import};
 use ibid::key::IdempotencyKey;
 use ibid::ledger::{CreateError, Created, Found, Offer, Part};
 use ibid::limits::Limits;
-use ibid::scope::{Request, Scope};
+use ibid::scope::{Format, Request, Scope};
 use ibid::segment::ENCODER_ID;
 use ibid::source::Source;
 use ibid::time::{Clock, Time};

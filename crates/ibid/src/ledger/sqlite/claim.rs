@@ -1,0 +1,147 @@
+//! Claiming jobs and recording their parts.
+
+use rusqlite::{OptionalExtension as _, Transaction, params};
+
+use super::rows::{job_id, load, store, to_json};
+use crate::export::{Event, Refused, State};
+use crate::ids::{ClaimId, JobId};
+use crate::ledger::{Claim, LedgerError, Offer, Part};
+use crate::time::Time;
+
+/// The job that is to be claimed next: the oldest due one of the user served longest ago.
+pub(super) fn next_job(
+    tx: &Transaction<'_>,
+    offer: &Offer,
+    now: Time,
+) -> Result<Option<JobId>, LedgerError> {
+    // The users with unfinished jobs are found by leaping from one to the next in the index of
+    // unfinished jobs, so ten thousand jobs of one user cost no more than one.
+    let mut users = tx.prepare_cached(
+        "WITH RECURSIVE waiting (user_id) AS (
+             SELECT min(user_id) FROM export WHERE state IN ('queued', 'running')
+             UNION ALL
+             SELECT (SELECT min(user_id) FROM export
+                     WHERE state IN ('queued', 'running') AND user_id > waiting.user_id)
+             FROM waiting WHERE waiting.user_id IS NOT NULL
+         )
+         SELECT waiting.user_id FROM waiting LEFT JOIN served USING (user_id)
+         WHERE waiting.user_id IS NOT NULL
+         ORDER BY coalesce(served_at, 0), waiting.user_id",
+    )?;
+    let mut running = tx.prepare_cached(
+        "SELECT count(*) FROM export
+         WHERE user_id = ?1 AND state = 'running' AND lease_until > ?2 AND lease_until <= ?3",
+    )?;
+    // A lease further ahead than two lengths was made by a clock that was wrong.
+    let mut job = tx.prepare_cached(
+        "SELECT job_id FROM export
+         WHERE user_id = ?1 AND encoder IN (SELECT value FROM json_each(?4))
+           AND ((state = 'queued' AND due_at <= ?2)
+                OR (state = 'running' AND (lease_until <= ?2 OR lease_until > ?3)))
+         ORDER BY created_at, job_id LIMIT 1",
+    )?;
+    let now_micros = now.micros();
+    let too_far = now.plus(offer.lease * 2).micros();
+    let encoders = to_json(&offer.encoders)?;
+    let mut users = users.query([])?;
+    while let Some(row) = users.next()? {
+        let user: String = row.get(0)?;
+        let held: u64 = running.query_row(params![user, now_micros, too_far], |row| row.get(0))?;
+        if offer.running_per_user != 0 && held >= offer.running_per_user {
+            continue;
+        }
+        let found: Option<String> = job
+            .query_row(params![user, now_micros, too_far, encoders], |row| {
+                row.get(0)
+            })
+            .optional()?;
+        if let Some(found) = found {
+            return Ok(Some(job_id(&found)?));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn claim(
+    tx: &Transaction<'_>,
+    offer: &Offer,
+    now: Time,
+) -> Result<Option<Claim>, LedgerError> {
+    let refused = |refused: Refused| LedgerError::Refused(refused.state);
+    while let Some(job) = next_job(tx, offer, now)? {
+        let mut export = load(tx, job)?.ok_or(LedgerError::NotFound)?;
+        if export.state == State::Running {
+            let terms = offer.terms;
+            export.on(Event::Lapsed { terms }, now).map_err(refused)?;
+        }
+        if export.state != State::Queued {
+            // Its last attempt was this one; it has failed now, and somebody else is next.
+            store(tx, &export)?;
+            continue;
+        }
+        let id = ClaimId::random()
+            .map_err(|e| LedgerError::Unavailable(format!("no random numbers: {e}")))?;
+        let until = now.plus(offer.lease);
+        export
+            .on(Event::Claimed { claim: id, until }, now)
+            .map_err(refused)?;
+        store(tx, &export)?;
+        tx.prepare_cached(
+            "INSERT INTO served (user_id, served_at) VALUES (?1, ?2)
+             ON CONFLICT (user_id) DO UPDATE SET served_at = ?2",
+        )?
+        .execute(params![export.user.as_str(), now.micros()])?;
+        return Ok(Some(Claim { id, export }));
+    }
+    Ok(None)
+}
+
+pub(super) fn part_done(tx: &Transaction<'_>, job: JobId, part: &Part) -> Result<(), LedgerError> {
+    let job = job.to_string();
+    let held: bool = tx
+        .prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM export
+             WHERE job_id = ?1 AND claim = ?2 AND state = 'running')",
+        )?
+        .query_row(params![job, part.claim.to_string()], |row| row.get(0))?;
+    if !held {
+        return Err(LedgerError::LeaseLost);
+    }
+    let recorded: Option<[u8; 32]> = tx
+        .prepare_cached("SELECT sha256 FROM part WHERE job_id = ?1 AND part = ?2")?
+        .query_row(params![job, part.number], |row| row.get(0))
+        .optional()?;
+    match recorded {
+        Some(sha256) if sha256 != part.sha256 => {
+            return Err(LedgerError::OtherDigest { part: part.number });
+        }
+        Some(_) => {
+            tx.prepare_cached("UPDATE part SET claim = ?3 WHERE job_id = ?1 AND part = ?2")?
+                .execute(params![job, part.number, part.claim.to_string()])?;
+        }
+        None => {
+            tx.prepare_cached(
+                "INSERT INTO part (job_id, part, claim, first_conv, first_seq, last_conv,
+                                   last_seq, messages, raw_bytes, crc32, bytes, sha256)
+                 VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            )?
+            .execute(params![
+                job,
+                part.number,
+                part.claim.to_string(),
+                part.first.0,
+                part.first.1,
+                part.last.0,
+                part.last.1,
+                part.messages,
+                part.raw_bytes,
+                part.crc32,
+                part.bytes,
+                part.sha256
+            ])?;
+            tx.prepare_cached("UPDATE export SET progressed = 1 WHERE job_id = ?1")?
+                .execute([job])?;
+        }
+    }
+    Ok(())
+}

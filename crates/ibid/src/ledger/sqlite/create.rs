@@ -1,0 +1,172 @@
+//! Creating a job: look-up of the key, limits, snapshot, stays, all in one transaction.
+
+use rusqlite::{OptionalExtension as _, Transaction, params};
+
+use super::rows::{job_id, load, to_json, unavailable, unreadable};
+use crate::export::{Export, State};
+use crate::ids::{ConvId, JobId, UserId};
+use crate::ledger::{CreateError, Created, LedgerError, NewExport};
+use crate::limits::{DAY, Limits, Usage};
+use crate::snapshot::{Stay, Window};
+use crate::source::{Windows, sqlite as log};
+use crate::time::Time;
+
+pub(super) fn create(
+    tx: &Transaction<'_>,
+    new: &NewExport,
+    limits: &Limits,
+    now: Time,
+) -> Result<Created, CreateError> {
+    let existing: Option<(String, [u8; 32])> = tx
+        .prepare_cached(
+            "SELECT job_id, fingerprint FROM export WHERE user_id = ?1 AND idempotency_key = ?2",
+        )?
+        .query_row([new.user.as_str(), new.key.as_str()], |row| {
+            Ok((row.get(0)?, row.get(1)?))
+        })
+        .optional()?;
+    if let Some((job, fingerprint)) = existing {
+        if fingerprint != new.request.fingerprint() {
+            return Err(CreateError::KeyReused);
+        }
+        let export = load(tx, job_id(&job)?)?.ok_or(LedgerError::NotFound)?;
+        return Ok(Created::Replayed(export));
+    }
+    if log::is_loading(tx)? {
+        return Err(CreateError::SourceLoading);
+    }
+    // The log lies in the same file, so snapshot, stays and job are of one transaction.
+    let windows = log::windows(tx, &new.user, &new.request.scope)
+        .map_err(unavailable)?
+        .ok_or(CreateError::ScopeInvalid)?;
+    limits
+        .check(&usage(tx, &new.user, limits, now)?, now)
+        .map_err(CreateError::Limit)?;
+    let export = Export {
+        job_id: new.job_id,
+        user: new.user.clone(),
+        scope: new.request.scope.clone(),
+        recipe: new.recipe.clone(),
+        snapshot: log::snapshot(tx)?,
+        created_at: now,
+        messages_total: windows.messages(),
+        state: State::Queued,
+        started_at: None,
+        finished_at: None,
+        expires_at: None,
+        attempts: 0,
+        strikes: 0,
+        due_at: now,
+        lease: None,
+        artefact: None,
+        problem: None,
+        waiting: None,
+        revocation: None,
+        purging: false,
+    };
+    insert(tx, new, &export)?;
+    keep_windows(tx, new.job_id, &windows)?;
+    Ok(Created::New(export))
+}
+
+fn usage(
+    tx: &Transaction<'_>,
+    user: &UserId,
+    limits: &Limits,
+    now: Time,
+) -> rusqlite::Result<Usage> {
+    let unfinished = tx
+        .prepare_cached(
+            "SELECT count(*) FROM export WHERE user_id = ?1 AND state IN ('queued', 'running')",
+        )?
+        .query_row([user.as_str()], |row| row.get(0))?;
+    let since = now.minus(DAY).micros();
+    let last_day = tx
+        .prepare_cached("SELECT count(*) FROM export WHERE user_id = ?1 AND created_at > ?2")?
+        .query_row(params![user.as_str(), since], |row| row.get(0))?;
+    // The limit ends when so many of the day's jobs have left it that one more fits.
+    let frees_at = match limits.exports_per_user_per_day.checked_sub(1) {
+        Some(back) => tx
+            .prepare_cached(
+                "SELECT created_at FROM export WHERE user_id = ?1
+                 ORDER BY created_at DESC, job_id DESC LIMIT 1 OFFSET ?2",
+            )?
+            .query_row(params![user.as_str(), back], |row| row.get(0))
+            .optional()?,
+        None => None,
+    };
+    Ok(Usage {
+        unfinished,
+        last_day,
+        frees_at: frees_at.map(Time::from_micros),
+    })
+}
+
+fn insert(tx: &Transaction<'_>, new: &NewExport, export: &Export) -> Result<(), LedgerError> {
+    tx.prepare_cached(
+        "INSERT INTO export (job_id, user_id, idempotency_key, fingerprint, scope, recipe,
+                             encoder, snapshot, messages_total, created_at, state, due_at)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, 'queued', ?11)",
+    )?
+    .execute(params![
+        export.job_id.to_string(),
+        export.user.as_str(),
+        new.key.as_str(),
+        new.request.fingerprint(),
+        export.scope.to_string(),
+        to_json(&export.recipe)?,
+        export.recipe.encoder,
+        to_json(&export.snapshot)?,
+        export.messages_total,
+        export.created_at.micros(),
+        export.due_at.micros(),
+    ])?;
+    Ok(())
+}
+
+fn keep_windows(tx: &Transaction<'_>, job: JobId, windows: &Windows) -> rusqlite::Result<()> {
+    let mut statement = tx.prepare_cached(
+        "INSERT INTO export_stay (job_id, conv, from_gseq, to_gseq, first_seq, last_seq)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
+    )?;
+    let job = job.to_string();
+    for window in windows.iter() {
+        for stay in &window.stays {
+            statement.execute(params![
+                job,
+                window.conv.as_str(),
+                stay.from_gseq,
+                stay.to_gseq,
+                stay.first_seq,
+                stay.last_seq
+            ])?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn windows(tx: &Transaction<'_>, job: JobId) -> Result<Windows, LedgerError> {
+    let mut statement = tx.prepare_cached(
+        "SELECT conv, from_gseq, to_gseq, first_seq, last_seq FROM export_stay
+         WHERE job_id = ?1 ORDER BY conv, from_gseq",
+    )?;
+    let mut rows = statement.query([job.to_string()])?;
+    let mut windows: Vec<Window> = Vec::new();
+    while let Some(row) = rows.next()? {
+        let conv: String = row.get(0)?;
+        let stay = Stay {
+            from_gseq: row.get(1)?,
+            to_gseq: row.get(2)?,
+            first_seq: row.get(3)?,
+            last_seq: row.get(4)?,
+        };
+        match windows.last_mut() {
+            Some(window) if window.conv.as_str() == conv => window.stays.push(stay),
+            _ => windows.push(Window {
+                conv: ConvId::parse(conv).map_err(|e| unreadable("conv", e))?,
+                stays: vec![stay],
+            }),
+        }
+    }
+    Ok(Windows::new(windows))
+}
