@@ -298,8 +298,10 @@ fn schema(connection: &Connection, path: &Path) -> Result<usize, OpenError> {
         let number = connection.query_row(sql, [], |row| row.get(0));
         number.map_err(|source| failed(path, source))
     };
-    let application = number("PRAGMA application_id")?;
+    // In this order: a file that another process is just making ours has either no table yet,
+    // or tables and our mark.
     let tables = number("SELECT count(*) FROM sqlite_schema")?;
+    let application = number("PRAGMA application_id")?;
     if tables > 0 && application != i64::from(APPLICATION_ID) {
         return Err(OpenError::Foreign {
             path: path.to_owned(),
@@ -327,15 +329,6 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     }
     for migration in &MIGRATIONS[done..] {
         transaction.execute_batch(migration).map_err(sqlite)?;
-    }
-    if done == 0 {
-        let uuid = crate::ids::JobId::random().map_or_else(|_| String::new(), |id| id.to_string());
-        transaction
-            .execute(
-                "INSERT INTO ledger_identity (one, uuid) VALUES (1, ?1)",
-                [uuid],
-            )
-            .map_err(sqlite)?;
     }
     transaction
         .pragma_update(None, "application_id", APPLICATION_ID)

@@ -80,6 +80,7 @@ CREATE TABLE ledger_identity (
     one  INTEGER PRIMARY KEY CHECK (one = 1),
     uuid TEXT NOT NULL
 ) STRICT;
+INSERT INTO ledger_identity (one, uuid) VALUES (1, lower(hex(randomblob(16))));
 
 CREATE TABLE export (
     job_id          TEXT PRIMARY KEY,
@@ -134,6 +135,7 @@ CREATE TABLE export (
 CREATE INDEX export_by_user ON export (user_id, created_at, job_id);
 CREATE INDEX export_unfinished ON export (user_id, created_at, job_id)
     WHERE state IN ('queued', 'running');
+CREATE INDEX export_running ON export (user_id) WHERE state = 'running';
 
 -- What the job's user may see, as it was when the job was created.
 CREATE TABLE export_stay (

@@ -51,8 +51,8 @@ pub fn inspect(path: &Path) -> Result<Inspection, OpenError> {
     let connection = Connection::open_with_flags(path, flags).map_err(sqlite)?;
     connection.busy_timeout(PATIENCE).map_err(sqlite)?;
     let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
-    let application = number("PRAGMA application_id").map_err(sqlite)?;
     let tables = number("SELECT count(*) FROM sqlite_schema").map_err(sqlite)?;
+    let application = number("PRAGMA application_id").map_err(sqlite)?;
     if tables > 0 && application != i64::from(APPLICATION_ID) {
         return Err(OpenError::Foreign {
             path: path.to_owned(),

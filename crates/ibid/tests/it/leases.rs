@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ibid::export::{Artefact, Event, Export, Problem, State};
 use ibid::ids::JobId;
-use ibid::ledger::{Claim, LedgerError, Part};
+use ibid::ledger::{Claim, LedgerError, Offer, Part};
 use ibid::worker::WorkerTerms;
 use tokio_util::sync::CancellationToken;
 
@@ -247,12 +247,31 @@ async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due() {
 async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for() {
     let (home, job) = one_job().await;
     claim(&home).await.unwrap();
-    let far = home.clock.now().plus(LEASE * 2);
-    let set = "UPDATE export SET lease_until = ?1";
-    home.tamper(set, [far.micros()]);
+    let ahead_by = |micros: i64| {
+        let renewed_at = home.clock.now().micros() + micros;
+        let until = renewed_at + LEASE.as_micros() as i64;
+        let set = "UPDATE export SET renewed_at = ?1, lease_until = ?2";
+        home.tamper(set, [renewed_at, until]);
+    };
+    ahead_by(LEASE.as_micros() as i64);
     assert!(claim(&home).await.is_none());
-    home.tamper(set, [far.micros() + 1]);
+    ahead_by(LEASE.as_micros() as i64 + 1);
     assert_eq!(claim(&home).await.unwrap().export.job_id, job);
+}
+
+#[tokio::test]
+async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one() {
+    let (home, _) = one_job().await;
+    let long = Offer {
+        lease: LEASE * 10,
+        ..offer(0)
+    };
+    home.exporter.ledger.claim(long).await.unwrap().unwrap();
+    assert!(claim(&home).await.is_none());
+    home.clock.advance(LEASE * 10 - Duration::from_micros(1));
+    assert!(claim(&home).await.is_none());
+    home.clock.advance(Duration::from_micros(1));
+    assert!(claim(&home).await.is_some());
 }
 
 #[tokio::test]

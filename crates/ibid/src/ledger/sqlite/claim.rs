@@ -28,32 +28,34 @@ pub(super) fn next_job(
          WHERE waiting.user_id IS NOT NULL
          ORDER BY coalesce(served_at, 0), waiting.user_id",
     )?;
+    // A lease holds until its end, unless that is further ahead than two of its own lengths:
+    // then it was made by a clock that was wrong.
     let mut running = tx.prepare_cached(
         "SELECT count(*) FROM export
-         WHERE user_id = ?1 AND state = 'running' AND lease_until > ?2 AND lease_until <= ?3",
+         WHERE user_id = ?1 AND state = 'running'
+           AND lease_until > ?2 AND lease_until - ?2 <= 2 * (lease_until - renewed_at)",
     )?;
-    // A lease further ahead than two lengths was made by a clock that was wrong.
+    // The first condition on the state is the one of the index.
     let mut job = tx.prepare_cached(
         "SELECT job_id FROM export
-         WHERE user_id = ?1 AND encoder IN (SELECT value FROM json_each(?4))
+         WHERE user_id = ?1 AND state IN ('queued', 'running')
+           AND encoder IN (SELECT value FROM json_each(?3))
            AND ((state = 'queued' AND due_at <= ?2)
-                OR (state = 'running' AND (lease_until <= ?2 OR lease_until > ?3)))
+                OR (state = 'running'
+                    AND (lease_until <= ?2 OR lease_until - ?2 > 2 * (lease_until - renewed_at))))
          ORDER BY created_at, job_id LIMIT 1",
     )?;
-    let now_micros = now.micros();
-    let too_far = now.plus(offer.lease * 2).micros();
+    let now = now.micros();
     let encoders = to_json(&offer.encoders)?;
     let mut users = users.query([])?;
     while let Some(row) = users.next()? {
         let user: String = row.get(0)?;
-        let held: u64 = running.query_row(params![user, now_micros, too_far], |row| row.get(0))?;
+        let held: u64 = running.query_row(params![user, now], |row| row.get(0))?;
         if offer.running_per_user != 0 && held >= offer.running_per_user {
             continue;
         }
         let found: Option<String> = job
-            .query_row(params![user, now_micros, too_far, encoders], |row| {
-                row.get(0)
-            })
+            .query_row(params![user, now, encoders], |row| row.get(0))
             .optional()?;
         if let Some(found) = found {
             return Ok(Some(job_id(&found)?));
