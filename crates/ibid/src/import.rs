@@ -1,18 +1,14 @@
 //! A file of events into the log: checked whole, then written in short transactions, and gone
 //! on with where it was interrupted.
 
-use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek as _};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::event::{Event, EventKind, Invalid, MAX_LINE_BYTES, Target};
-use crate::ids::ConvId;
-use crate::source::{
-    Batch, KnownId, Outcome, Progress, Source, SourceError, id_taken, no_such_message,
-    not_a_message, unknown_message,
-};
+use crate::append::{Names, Outcome};
+use crate::event::{Event, Invalid, MAX_LINE_BYTES};
+use crate::source::{Batch, Progress, Source, SourceError};
 
 /// The most events in one transaction: another writer waits no longer than that.
 const BATCH_EVENTS: usize = 5_000;
@@ -146,17 +142,19 @@ async fn check(
 ) -> Result<u64, ImportError> {
     file.rewind()?;
     let mut lines = Lines::new(file, skip);
-    let mut log = LogModel::default();
+    let mut names = Names::default();
     let mut refused = 0;
     loop {
         let batch = lines.next_batch()?;
         if batch.is_empty() {
             return Ok(refused);
         }
-        log.learn(source, &batch).await?;
+        let valid = batch.iter().filter_map(|(_, event)| event.as_ref().ok());
+        let (convs, ids) = names.unknown(valid);
+        names = source.learn(names, convs, ids).await?;
         for (line, event) in &batch {
             let verdict = match event {
-                Ok(event) => log.apply(event),
+                Ok(event) => names.check(event),
                 Err(invalid) => Err(invalid.clone()),
             };
             if let Err(invalid) = &verdict {
@@ -219,111 +217,6 @@ async fn write(
             return Ok(());
         }
         tokio::time::sleep(BREATH).await;
-    }
-}
-
-/// What the log will be, as far as the validity of events depends on it.
-#[derive(Default)]
-struct LogModel {
-    last_seq: HashMap<ConvId, Option<u64>>,
-    ids: HashMap<String, Option<KnownId>>,
-}
-
-impl LogModel {
-    /// Asks the log for the conversations and ids that stand in `batch` for the first time.
-    async fn learn(
-        &mut self,
-        source: &dyn Source,
-        batch: &[(u64, Result<Event, Invalid>)],
-    ) -> Result<(), SourceError> {
-        let (mut convs, mut ids) = (Vec::new(), Vec::new());
-        let valid = batch.iter().filter_map(|(_, event)| event.as_ref().ok());
-        for event in valid {
-            let (conv, message) = match &event.kind {
-                EventKind::Message { conv, .. } => (Some(conv), None),
-                EventKind::Edit { target, .. }
-                | EventKind::Recall { target, .. }
-                | EventKind::Restore { target, .. } => match target {
-                    Target::Seq { conv, .. } => (Some(conv), None),
-                    Target::Id(id) => (None, Some(id)),
-                },
-                EventKind::Join { .. }
-                | EventKind::Leave { .. }
-                | EventKind::Account { .. }
-                | EventKind::Conv { .. } => (None, None),
-            };
-            if let Some(conv) = conv
-                && !self.last_seq.contains_key(conv)
-            {
-                self.last_seq.insert(conv.clone(), None);
-                convs.push(conv.clone());
-            }
-            for id in [event.id.as_ref(), message].into_iter().flatten() {
-                if !self.ids.contains_key(id) {
-                    self.ids.insert(id.clone(), None);
-                    ids.push(id.clone());
-                }
-            }
-        }
-        if convs.is_empty() && ids.is_empty() {
-            return Ok(());
-        }
-        let known = source.known(convs, ids).await?;
-        for (conv, last) in known.last_seq {
-            self.last_seq.insert(conv, Some(last));
-        }
-        for (id, of) in known.ids {
-            self.ids.insert(id, Some(of));
-        }
-        Ok(())
-    }
-
-    /// Judges an event as the log would, and takes it in if it is valid.
-    fn apply(&mut self, event: &Event) -> Result<(), Invalid> {
-        let id = event.id.as_ref().map(|id| (id, event.digest()));
-        if let Some((id, digest)) = &id
-            && let Some(Some(known)) = self.ids.get(*id)
-        {
-            return if known.digest == *digest {
-                Ok(())
-            } else {
-                Err(id_taken())
-            };
-        }
-        let mut is_message = false;
-        match &event.kind {
-            EventKind::Message { conv, .. } => {
-                is_message = true;
-                let last = self.last_seq.entry(conv.clone()).or_default();
-                *last = Some(last.unwrap_or(0) + 1);
-            }
-            EventKind::Edit { target, .. }
-            | EventKind::Recall { target, .. }
-            | EventKind::Restore { target, .. } => self.check_target(target)?,
-            EventKind::Join { .. }
-            | EventKind::Leave { .. }
-            | EventKind::Account { .. }
-            | EventKind::Conv { .. } => {}
-        }
-        if let Some((id, digest)) = id {
-            self.ids
-                .insert(id.clone(), Some(KnownId { digest, is_message }));
-        }
-        Ok(())
-    }
-
-    fn check_target(&self, target: &Target) -> Result<(), Invalid> {
-        match target {
-            Target::Seq { conv, seq } => match self.last_seq.get(conv) {
-                Some(Some(last)) if seq <= last => Ok(()),
-                _ => Err(no_such_message(conv, *seq)),
-            },
-            Target::Id(id) => match self.ids.get(id) {
-                Some(Some(known)) if known.is_message => Ok(()),
-                Some(Some(_)) => Err(not_a_message(id)),
-                _ => Err(unknown_message(id)),
-            },
-        }
     }
 }
 

@@ -3,6 +3,7 @@
 //! This library is everything of ibid that is true without HTTP, a command line or an
 //! environment. See `ARCHITECTURE.md` for how the pieces stand to each other.
 
+pub mod append;
 pub mod cut;
 pub mod event;
 pub mod export;

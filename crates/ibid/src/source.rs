@@ -2,12 +2,12 @@
 
 pub mod sqlite;
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
+use crate::append::{Names, Outcome};
 use crate::event::{Event, Invalid};
 use crate::ids::{ConvId, UserId};
 use crate::render::Message;
@@ -23,8 +23,13 @@ pub trait Source: Send + Sync {
     /// each. With `skip_invalid` an invalid one is skipped; else it fails the batch.
     async fn append(&self, batch: Batch) -> Result<Vec<Outcome>, SourceError>;
 
-    /// What the log knows already of these conversations and ids.
-    async fn known(&self, convs: Vec<ConvId>, ids: Vec<String>) -> Result<Known, SourceError>;
+    /// Adds to `names` what the log knows of these conversations and ids.
+    async fn learn(
+        &self,
+        names: Names,
+        convs: Vec<ConvId>,
+        ids: Vec<String>,
+    ) -> Result<Names, SourceError>;
 
     /// How far the file with this digest has been imported; `None` if never begun.
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError>;
@@ -72,35 +77,6 @@ pub struct Progress {
 pub struct Imported {
     pub lines: u64,
     pub finished: bool,
-}
-
-/// What became of an event.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// Taken; a message has its number.
-    Accepted { assigned: Option<(ConvId, u64)> },
-    /// The same event with the same id is there already.
-    Duplicate,
-    /// It would change nothing.
-    Unchanged,
-    /// Skipped.
-    Invalid(Invalid),
-}
-
-/// What the log knows of some conversations and ids.
-#[derive(Clone, Debug, Default)]
-pub struct Known {
-    /// The number of the newest message of each conversation that exists.
-    pub last_seq: HashMap<ConvId, u64>,
-    pub ids: HashMap<String, KnownId>,
-}
-
-/// An id that an event has used.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownId {
-    pub digest: [u8; 32],
-    /// Whether the event was a message.
-    pub is_message: bool,
 }
 
 /// All that a job's user may see, in order of conversation.
@@ -308,26 +284,6 @@ impl From<rusqlite::Error> for SourceError {
     fn from(error: rusqlite::Error) -> SourceError {
         crate::sqlite::DbError::from(error).into()
     }
-}
-
-/// The refusals that depend on the log, in one place so that the check of a file and the
-/// writing of it say the same.
-pub(crate) fn id_taken() -> Invalid {
-    Invalid::field("id", "is already used by an event with other content")
-}
-
-pub(crate) fn no_such_message(conv: &ConvId, seq: u64) -> Invalid {
-    let reason = format!("conversation {:?} has no message {seq}", conv.as_str());
-    Invalid::field("seq", reason)
-}
-
-pub(crate) fn not_a_message(id: &str) -> Invalid {
-    let reason = format!("{id:?} is the id of an event that is not a message");
-    Invalid::field("message", reason)
-}
-
-pub(crate) fn unknown_message(id: &str) -> Invalid {
-    Invalid::field("message", format!("no message has the id {id:?}"))
 }
 
 #[cfg(test)]

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
-use self::append::{append, known};
+use self::append::{append, learn};
 use self::read::read_page;
-use super::{Batch, Imported, Known, Outcome, Page, Place, Source, SourceError, Windows};
+use super::{Batch, Imported, Page, Place, Source, SourceError, Windows};
+use crate::append::{Names, Outcome};
 use crate::event::{Event, EventKind, ExMembers, History};
 use crate::ids::{ConvId, UserId};
 use crate::scope::Scope;
@@ -35,8 +36,18 @@ impl Source for SqliteSource {
         self.db.write(move |tx| append(tx, &batch)).await
     }
 
-    async fn known(&self, convs: Vec<ConvId>, ids: Vec<String>) -> Result<Known, SourceError> {
-        self.db.read(move |tx| known(tx, convs, ids)).await
+    async fn learn(
+        &self,
+        mut names: Names,
+        convs: Vec<ConvId>,
+        ids: Vec<String>,
+    ) -> Result<Names, SourceError> {
+        self.db
+            .read(move |tx| {
+                learn(tx, &mut names, convs, ids)?;
+                Ok(names)
+            })
+            .await
     }
 
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError> {

@@ -343,6 +343,7 @@ async fn a_users_jobs_are_listed_newest_first_a_page_at_a_time() {
             job_id: last.export.job_id,
         });
         listed.extend(page.into_iter().map(|found| found.export));
+        assert!(listed.len() <= jobs.len(), "some stand twice");
     }
     let place = |at: usize| (listed[at].created_at, listed[at].job_id.to_string());
     assert!((1..listed.len()).all(|at| place(at - 1) > place(at)));

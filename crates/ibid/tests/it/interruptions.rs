@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use ibid::append::{Names, Outcome};
 use ibid::export::{Change, Event, Export};
 use ibid::ids::{ClaimId, ConvId, JobId, UserId};
 use ibid::ledger::{
@@ -13,7 +14,7 @@ use ibid::ledger::{
 };
 use ibid::limits::Limits;
 use ibid::snapshot::Snapshot;
-use ibid::source::{Batch, Imported, Known, Outcome, Page, Place, Source, SourceError, Windows};
+use ibid::source::{Batch, Imported, Page, Place, Source, SourceError, Windows};
 use ibid::time::Time;
 
 /// What a call comes to.
@@ -80,8 +81,13 @@ impl Source for InterruptedSource {
         self.source.append(batch).await
     }
 
-    async fn known(&self, convs: Vec<ConvId>, ids: Vec<String>) -> Result<Known, SourceError> {
-        self.source.known(convs, ids).await
+    async fn learn(
+        &self,
+        names: Names,
+        convs: Vec<ConvId>,
+        ids: Vec<String>,
+    ) -> Result<Names, SourceError> {
+        self.source.learn(names, convs, ids).await
     }
 
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError> {
