@@ -102,7 +102,11 @@ async fn an_import_that_is_dropped_in_the_middle_of_a_batch_goes_on_after_it() {
     let dropped = import.await;
     // Another write waits for the one that was under way, as a new process would.
     let nobody = UserId::parse("nobody").unwrap();
-    home.exporter.source.set_account(&nobody, true).await.unwrap();
+    home.exporter
+        .source
+        .set_account(&nobody, true)
+        .await
+        .unwrap();
     // Whatever was under way when it was dropped, whole batches are in the log.
     let (report, _) = home.try_import(&big_file(), false).await;
     let report = report.unwrap();

@@ -123,6 +123,8 @@ pub enum Step {
     Parts,
     /// Records a part whose bytes are written.
     PartDone,
+    /// Asks to keep its lease.
+    Renew,
     /// Says how the attempt ended; the artefact is written if it ended well.
     Settle,
 }
@@ -187,6 +189,7 @@ impl Ledger for InterruptedLedger {
     }
 
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
+        self.step(Step::Renew).await?;
         self.ledger.renew(job, claim, lease).await
     }
 

@@ -1,6 +1,7 @@
 //! Who may work on a job, and until when.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ibid::export::{Artefact, Event, Export, Problem, State};
@@ -13,7 +14,7 @@ use crate::events::{chat, join};
 use crate::harness::{
     Installation, LEASE, TERMS, UNTIL_IDLE, offer, stray_claim, until, work, work_until,
 };
-use crate::interruptions::{InterruptedSource, Then};
+use crate::interruptions::{InterruptedLedger, InterruptedSource, Step, Then};
 
 async fn claim(home: &Installation) -> Option<Claim> {
     home.exporter.ledger.claim(offer(0)).await.unwrap()
@@ -164,6 +165,9 @@ async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retr
         .decide(job, Event::Retried)
         .await
         .unwrap();
+    // A retry begins to count anew.
+    claim(&home).await.unwrap();
+    home.clock.advance(LEASE);
     home.work().await;
     assert_eq!(home.artefact(job).await.messages, 10);
 }
@@ -393,17 +397,28 @@ async fn a_worker_whose_job_is_revoked_stops_and_nothing_is_done() {
         lease: Duration::from_millis(300),
         ..UNTIL_IDLE
     };
-    let held = tokio::spawn(work(home.exporter.workshop(1, Some(2)), terms));
+    let revoked = Arc::new(AtomicBool::new(false));
+    let asked = Arc::new(AtomicUsize::new(0));
+    let (was_revoked, counted) = (Arc::clone(&revoked), Arc::clone(&asked));
+    let mut workshop = home.exporter.workshop(1, Some(2));
+    workshop.ledger = InterruptedLedger::at(&home.exporter.ledger, move |step| {
+        if step == Step::Renew && was_revoked.load(Ordering::SeqCst) {
+            counted.fetch_add(1, Ordering::SeqCst);
+        }
+        Then::Answer
+    });
+    let held = tokio::spawn(work(workshop, terms));
     until("two parts are recorded", async || {
         home.parts(job).await.len() == 2
     })
     .await;
-    home.exporter
-        .revoke(job, "found out".to_owned())
-        .await
-        .unwrap();
+    let reason = "found out".to_owned();
+    home.exporter.revoke(job, reason).await.unwrap();
+    revoked.store(true, Ordering::SeqCst);
 
     let reports = held.await.unwrap();
+    // The first answer was enough.
+    assert!(asked.load(Ordering::SeqCst) <= 1);
     assert_eq!(reports.len(), 1);
     assert_eq!((reports[0].state, &reports[0].sha256), (None, &None));
     let export = export(&home, job).await;
@@ -445,4 +460,25 @@ async fn a_worker_that_is_told_to_stop_finishes_what_is_in_hand_and_gives_the_jo
     let next = home.work().await;
     assert_eq!(next[0].parts_kept, recorded.len() as u64);
     assert_eq!(next[0].parts_kept + next[0].parts_written, 25);
+}
+
+#[tokio::test]
+async fn a_worker_that_is_told_to_stop_before_it_did_anything_counts_no_attempt() {
+    let (home, job) = one_job().await;
+    for attempt in 1..=TERMS.max_attempts + 1 {
+        let stop = CancellationToken::new();
+        let token = stop.clone();
+        let mut workshop = home.exporter.workshop(1, None);
+        workshop.ledger = InterruptedLedger::at(&home.exporter.ledger, move |step| {
+            if step == Step::Parts {
+                token.cancel();
+            }
+            Then::Answer
+        });
+        let reports = work_until(workshop, UNTIL_IDLE, stop).await;
+        assert_eq!(reports[0].state, Some(State::Queued));
+        assert_eq!(reports[0].parts_written, 0);
+        let export = export(&home, job).await;
+        assert_eq!((export.attempts, export.strikes), (attempt, 0));
+    }
 }
