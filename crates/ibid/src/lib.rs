@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod limits;
 pub mod link;
 pub mod parts;
+pub mod postgres;
 pub mod render;
 pub mod scope;
 pub mod segment;

@@ -26,6 +26,11 @@ pub struct Log {
     ids: BTreeMap<String, Gseq>,
     /// The messages of each conversation; the one with seq `n` stands at `n - 1`.
     messages: BTreeMap<String, Vec<Gseq>>,
+    /// Where the joins and leaves stand, where the edits, recalls and restores, and where the
+    /// policies: nothing else is looked for, so nothing else need be looked at.
+    moves: Vec<Gseq>,
+    revisions: Vec<Gseq>,
+    policies: Vec<Gseq>,
 }
 
 /// One event as it was meant, so that two spellings of the same content are equal.
@@ -134,9 +139,17 @@ impl Log {
         }
         self.events.push(event);
         let gseq = self.events.len();
-        if let Event::Message(message) = &self.events[gseq - 1] {
-            let conv = message.conv.clone();
-            self.messages.entry(conv).or_default().push(gseq);
+        match &self.events[gseq - 1] {
+            Event::Message(message) => {
+                let conv = message.conv.clone();
+                self.messages.entry(conv).or_default().push(gseq);
+            }
+            Event::Join { .. } | Event::Leave { .. } => self.moves.push(gseq),
+            Event::Edit { .. } | Event::Recall { .. } | Event::Restore { .. } => {
+                self.revisions.push(gseq);
+            }
+            Event::Policy { .. } => self.policies.push(gseq),
+            Event::Account { .. } => {}
         }
     }
 
@@ -206,7 +219,7 @@ impl Log {
     /// Edits, recalls and restores by the message they are about, oldest first.
     fn revisions(&self) -> BTreeMap<Gseq, Vec<(Gseq, &Event)>> {
         let mut revisions: BTreeMap<Gseq, Vec<(Gseq, &Event)>> = BTreeMap::new();
-        for (gseq, event) in self.numbered() {
+        for (gseq, event) in self.at(&self.revisions) {
             if let Event::Edit { target, .. }
             | Event::Recall { target, .. }
             | Event::Restore { target, .. } = event
@@ -239,7 +252,7 @@ impl Log {
     /// Every stay there was, in order.
     fn stays(&self, user: &str, conv: &str) -> Vec<Stay> {
         let mut stays: Vec<Stay> = Vec::new();
-        for (gseq, event) in self.numbered() {
+        for (gseq, event) in self.at(&self.moves) {
             let open = stays.last_mut().filter(|stay| stay.leave.is_none());
             match (event, open) {
                 (
@@ -270,7 +283,7 @@ impl Log {
     /// The policy in force now. A member that a later event leaves out keeps its value.
     fn policy(&self, conv: &str) -> (History, ExMembers) {
         let mut policy = (History::Joined, ExMembers::Keep);
-        for event in &self.events {
+        for (_, event) in self.at(&self.policies) {
             if let Event::Policy {
                 conv: of,
                 history,
@@ -285,8 +298,8 @@ impl Log {
         policy
     }
 
-    fn numbered(&self) -> impl Iterator<Item = (Gseq, &Event)> {
-        (1..).zip(&self.events)
+    fn at(&self, gseqs: &[Gseq]) -> impl Iterator<Item = (Gseq, &Event)> {
+        gseqs.iter().map(|&gseq| (gseq, self.event(gseq)))
     }
 
     fn event(&self, gseq: Gseq) -> &Event {

@@ -1,0 +1,270 @@
+//! The PostgreSQL database that holds the log and the ledger: its pool and its migrations.
+//!
+//! Everything runs in short transactions, without session state and without named prepared
+//! statements, so that a pooler in transaction mode can stand between.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::config::SslMode;
+use tokio_postgres::types::Type;
+use tokio_postgres::{Config, NoTls, Transaction};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+/// In order; the number of those applied stands in `ibid.schema_version`.
+const MIGRATIONS: &[&str] = &[include_str!(
+    "../migrations/postgres/0001_log_and_ledger.sql"
+)];
+
+/// The oldest server that is supported, as `server_version_num`.
+const OLDEST_SERVER: i32 = 150_000;
+
+/// The lock that migrations of several nodes are serialised by: "ibid" and a version.
+const MIGRATION_LOCK: i64 = 0x6962_6964_0001;
+
+/// Connections of one process.
+const CONNECTIONS: usize = 16;
+
+/// How long a connection is waited for.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Why the database cannot be used. No password stands in any of them.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    #[error("the address of the database cannot be read: {0}; write postgres://USER@HOST/DATABASE")]
+    Address(String),
+    #[error("the database does not answer: {0}; check its address, and that it runs")]
+    Unreachable(String),
+    #[error("PostgreSQL {found} is too old; use 15 or newer")]
+    TooOld { found: String },
+    #[error("the database has no schema of ibid yet; run `ibid admin migrate`")]
+    NotMigrated,
+    #[error(
+        "the schema of ibid in the database is version {found} and this program needs {known}; \
+         run `ibid admin migrate`"
+    )]
+    Older { found: i32, known: usize },
+    #[error(
+        "the schema of ibid in the database was made by a newer ibid (version {found}, this one \
+         knows {known}); use that version; nothing was changed"
+    )]
+    Newer { found: i32, known: usize },
+    #[error("the migration failed and nothing was changed: {0}")]
+    Migration(String),
+}
+
+/// Why a statement failed.
+#[derive(Debug, thiserror::Error)]
+pub enum PgError {
+    #[error("the database failed: {}", describe(.0))]
+    Postgres(#[from] tokio_postgres::Error),
+    #[error("no connection to the database: {0}")]
+    Pool(String),
+}
+
+/// The database's own words, which `Display` of the driver leaves out.
+fn describe(error: &tokio_postgres::Error) -> String {
+    match error.as_db_error() {
+        Some(db) => format!("{} ({})", db.message(), db.code().code()),
+        None => {
+            let mut text = error.to_string();
+            if let Some(cause) = std::error::Error::source(error) {
+                text.push_str(": ");
+                text.push_str(&cause.to_string());
+            }
+            text
+        }
+    }
+}
+
+/// A handle to the database. Clones share one pool of connections.
+#[derive(Clone)]
+pub struct Pg {
+    pool: Pool,
+}
+
+impl std::fmt::Debug for Pg {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // The address may hold a password.
+        f.write_str("Pg")
+    }
+}
+
+impl Pg {
+    /// Prepares connections to the database at `url` and asks whether one can be had. With
+    /// `sslmode=require` the connection is encrypted, and the server's certificate is checked
+    /// against the machine's authorities; without it, it is not encrypted.
+    ///
+    /// # Errors
+    /// See [`ConnectError`].
+    pub async fn connect(url: &str) -> Result<Pg, ConnectError> {
+        let mut config: Config = url
+            .parse()
+            .map_err(|e: tokio_postgres::Error| ConnectError::Address(describe(&e)))?;
+        if config.get_application_name().is_none() {
+            config.application_name("ibid");
+        }
+        if config.get_connect_timeout().is_none() {
+            config.connect_timeout(PATIENCE);
+        }
+        let manager_config = ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        };
+        let manager = match config.get_ssl_mode() {
+            SslMode::Require => Manager::from_config(config, tls()?, manager_config),
+            _ => {
+                config.ssl_mode(SslMode::Disable);
+                Manager::from_config(config, NoTls, manager_config)
+            }
+        };
+        let pool = Pool::builder(manager)
+            .max_size(CONNECTIONS)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(PATIENCE))
+            .create_timeout(Some(PATIENCE))
+            .build()
+            .map_err(|e| ConnectError::Unreachable(e.to_string()))?;
+        let pg = Pg { pool };
+        pg.check_server().await?;
+        Ok(pg)
+    }
+
+    /// A connection of the pool.
+    ///
+    /// # Errors
+    /// None can be had.
+    pub async fn get(&self) -> Result<Object, PgError> {
+        self.pool.get().await.map_err(|error| match error {
+            deadpool_postgres::PoolError::Backend(error) => PgError::Postgres(error),
+            other => PgError::Pool(other.to_string()),
+        })
+    }
+
+    async fn check_server(&self) -> Result<(), ConnectError> {
+        let client = self.get().await.map_err(unreachable)?;
+        let row = client
+            .query_typed_one(
+                "SELECT current_setting('server_version_num')::int, version()",
+                &[],
+            )
+            .await
+            .map_err(|e| unreachable(e.into()))?;
+        let (number, version): (i32, String) = (row.get(0), row.get(1));
+        if number < OLDEST_SERVER {
+            let found = version.split_whitespace().nth(1).unwrap_or("").to_owned();
+            return Err(ConnectError::TooOld { found });
+        }
+        Ok(())
+    }
+
+    /// Whether the schema is the one that this program knows.
+    ///
+    /// # Errors
+    /// It is missing, older or newer.
+    pub async fn check_schema(&self) -> Result<(), ConnectError> {
+        let mut client = self.get().await.map_err(unreachable)?;
+        let transaction = client
+            .transaction()
+            .await
+            .map_err(|e| unreachable(e.into()))?;
+        let known = MIGRATIONS.len();
+        match version(&transaction).await.map_err(unreachable)? {
+            None => Err(ConnectError::NotMigrated),
+            Some(found) if usize::try_from(found) == Ok(known) => Ok(()),
+            Some(found) if usize::try_from(found).is_ok_and(|found| found < known) => {
+                Err(ConnectError::Older { found, known })
+            }
+            Some(found) => Err(ConnectError::Newer { found, known }),
+        }
+    }
+
+    /// Brings the schema up to date, in one transaction. Several nodes may do it at once: one
+    /// does the work, the others wait and find it done. Gives how many migrations were applied.
+    ///
+    /// # Errors
+    /// The schema is newer, or a statement failed; nothing was changed then.
+    pub async fn migrate(&self) -> Result<usize, ConnectError> {
+        let failed = |e: tokio_postgres::Error| ConnectError::Migration(describe(&e));
+        let mut client = self.get().await.map_err(unreachable)?;
+        let transaction = client.transaction().await.map_err(failed)?;
+        transaction
+            .execute_typed(
+                "SELECT pg_advisory_xact_lock($1)",
+                &[(&MIGRATION_LOCK, Type::INT8)],
+            )
+            .await
+            .map_err(failed)?;
+        let found = version(&transaction)
+            .await
+            .map_err(|e| ConnectError::Migration(e.to_string()))?
+            .unwrap_or(0);
+        let known = MIGRATIONS.len();
+        let done = usize::try_from(found).unwrap_or(usize::MAX);
+        if done > known {
+            return Err(ConnectError::Newer { found, known });
+        }
+        if done == known {
+            return Ok(0);
+        }
+        if done == 0 {
+            transaction
+                .batch_execute(
+                    "CREATE SCHEMA IF NOT EXISTS ibid;
+                     CREATE TABLE IF NOT EXISTS ibid.schema_version (
+                         one boolean PRIMARY KEY CHECK (one), version integer NOT NULL
+                     );
+                     INSERT INTO ibid.schema_version VALUES (true, 0) ON CONFLICT DO NOTHING",
+                )
+                .await
+                .map_err(failed)?;
+        }
+        for migration in &MIGRATIONS[done..] {
+            transaction.batch_execute(migration).await.map_err(failed)?;
+        }
+        let version = i32::try_from(known).unwrap_or(i32::MAX);
+        transaction
+            .execute_typed(
+                "UPDATE ibid.schema_version SET version = $1",
+                &[(&version, Type::INT4)],
+            )
+            .await
+            .map_err(failed)?;
+        transaction.commit().await.map_err(failed)?;
+        Ok(known - done)
+    }
+}
+
+/// The version of the schema, or `None` if there is none.
+async fn version(transaction: &Transaction<'_>) -> Result<Option<i32>, PgError> {
+    let there = transaction
+        .query_typed_one("SELECT to_regclass('ibid.schema_version') IS NOT NULL", &[])
+        .await?;
+    if !there.get::<_, bool>(0) {
+        return Ok(None);
+    }
+    let row = transaction
+        .query_typed_opt("SELECT version FROM ibid.schema_version", &[])
+        .await?;
+    Ok(row.map(|row| row.get(0)))
+}
+
+fn unreachable(error: PgError) -> ConnectError {
+    ConnectError::Unreachable(match error {
+        PgError::Postgres(error) => describe(&error),
+        PgError::Pool(what) => what,
+    })
+}
+
+fn tls() -> Result<MakeRustlsConnect, ConnectError> {
+    let native = rustls_native_certs::load_native_certs();
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add_parsable_certificates(native.certs);
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| ConnectError::Address(e.to_string()))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(MakeRustlsConnect::new(config))
+}
