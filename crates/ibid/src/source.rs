@@ -272,6 +272,10 @@ pub enum SourceError {
     /// The database does not answer; it may later.
     #[error("{0}")]
     Unavailable(String),
+    /// The database answers, but what it would say of the log now must not be relied on; the
+    /// sentence says what to do.
+    #[error("{0}")]
+    Refused(String),
 }
 
 impl From<crate::sqlite::DbError> for SourceError {

@@ -153,6 +153,7 @@ impl From<SourceError> for WorkError {
                 "source-unavailable",
                 format!("The log does not answer ({detail}). It is tried again by itself."),
             ),
+            SourceError::Refused(detail) => WorkError::retry("source-unavailable", detail),
         }
     }
 }

@@ -269,6 +269,10 @@ impl From<SourceError> for Problem {
                 tracing::error!(error = what, "the log does not answer");
                 Problem::unavailable("The database does not answer; try again in a few seconds.")
             }
+            SourceError::Refused(what) => {
+                tracing::error!(error = what, "the log must not be used");
+                Problem::unavailable(&what)
+            }
             SourceError::Invalid { .. } | SourceError::LogChanged(_) => Problem::internal(&error),
         }
     }
