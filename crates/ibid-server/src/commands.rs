@@ -173,6 +173,7 @@ fn ledger_failure(error: &LedgerError, job: JobId) -> Failure {
         LedgerError::LeaseLost
         | LedgerError::OtherDigest { .. }
         | LedgerError::Unavailable(_)
+        | LedgerError::Unusable(_)
         | LedgerError::Unreadable(_) => unavailable(error),
     }
 }

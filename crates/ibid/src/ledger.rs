@@ -266,6 +266,10 @@ pub enum LedgerError {
     /// The database does not answer; it may later.
     #[error("{0}")]
     Unavailable(String),
+    /// The database answers, but nothing may be created in it as it is; the sentence says what
+    /// to do.
+    #[error("{0}")]
+    Unusable(String),
     /// A row holds what this version cannot read.
     #[error("the ledger holds a row that cannot be read: {0}")]
     Unreadable(String),

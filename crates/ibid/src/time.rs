@@ -210,12 +210,16 @@ impl Clock {
         reason = "the one place that asks the machine"
     )]
     pub fn now(&self) -> Time {
-        let base = self.frozen_at.unwrap_or_else(|| {
-            let since = std::time::SystemTime::now()
-                .duration_since(std::time::UNIX_EPOCH)
-                .unwrap_or_default();
-            Time(i64::try_from(since.as_micros()).unwrap_or(i64::MAX))
-        });
+        let since = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        self.on(Time(i64::try_from(since.as_micros()).unwrap_or(i64::MAX)))
+    }
+
+    /// The time now where another clock, such as a database's, says `base`: this clock's offset
+    /// counts there too, and a clock that stands, stands everywhere.
+    pub fn on(&self, base: Time) -> Time {
+        let base = self.frozen_at.unwrap_or(base);
         Time(base.0 + self.offset_micros.load(Ordering::Relaxed))
     }
 

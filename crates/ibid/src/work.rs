@@ -127,6 +127,7 @@ impl From<LedgerError> for WorkError {
                 "database-unavailable",
                 format!("The ledger does not answer ({detail}). It is tried again by itself."),
             ),
+            LedgerError::Unusable(detail) => WorkError::retry("database-unavailable", detail),
             LedgerError::Unreadable(_) => WorkError::give_up(
                 "ledger-unreadable",
                 format!("{error}. Use the version of ibid that wrote it."),

@@ -255,6 +255,10 @@ impl From<LedgerError> for Problem {
                 tracing::error!(error = what, "the database does not answer");
                 Problem::unavailable("The database does not answer; try again in a few seconds.")
             }
+            LedgerError::Unusable(what) => {
+                tracing::error!(error = what, "the database must not be used");
+                Problem::unavailable(&what)
+            }
             LedgerError::LeaseLost
             | LedgerError::OtherDigest { .. }
             | LedgerError::Unreadable(_) => Problem::internal(&error),
