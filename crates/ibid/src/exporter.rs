@@ -104,13 +104,25 @@ impl Exporter {
             path: artifacts.display().to_string(),
             source,
         })?;
-        Ok(Exporter {
-            source: Arc::new(SqliteSource::new(db.clone())),
-            ledger: Arc::new(SqliteLedger::new(db, clock)),
+        let source = Arc::new(SqliteSource::new(db.clone()));
+        let ledger = Arc::new(SqliteLedger::new(db, clock));
+        Ok(Exporter::new(source, ledger, vault, terms))
+    }
+
+    /// An installation whose log, ledger and vault are where the caller opened them.
+    pub fn new(
+        source: Arc<dyn Source>,
+        ledger: Arc<dyn Ledger>,
+        vault: Vault,
+        terms: ExportTerms,
+    ) -> Exporter {
+        Exporter {
+            source,
+            ledger,
             vault,
             terms,
             created: Arc::default(),
-        })
+        }
     }
 
     pub fn terms(&self) -> &ExportTerms {
