@@ -113,8 +113,7 @@ pub async fn import(
     if refused > 0 && !manner.skip_invalid {
         return Err(ImportError::Refused(refused));
     }
-    let skip_invalid = manner.skip_invalid;
-    write(source, file, digest, skip_invalid, &mut report, note).await?;
+    write(source, file, digest, manner, &mut report, note).await?;
     Ok(report)
 }
 
@@ -173,12 +172,13 @@ async fn write(
     source: &dyn Source,
     file: &mut File,
     digest: [u8; 32],
-    skip_invalid: bool,
+    manner: Manner,
     report: &mut Report,
     note: &mut (dyn FnMut(Note<'_>) + Send),
 ) -> Result<(), ImportError> {
     file.rewind()?;
     let mut lines = Lines::new(file, report.continued_after_line);
+    let mut after_line = report.continued_after_line;
     loop {
         let batch = lines.next_batch()?;
         let finished = batch.is_empty();
@@ -189,18 +189,20 @@ async fn write(
         for (line, event) in batch {
             match event {
                 Ok(event) => events.push((line, event)),
-                Err(_) if skip_invalid => report.skipped += 1,
+                Err(_) if manner.skip_invalid => report.skipped += 1,
                 Err(invalid) => return Err(ImportError::Overtaken { line, invalid }),
             }
         }
         let outcomes = source
             .append(Batch {
                 events,
-                skip_invalid,
+                skip_invalid: manner.skip_invalid,
                 import: Some(Progress {
                     digest,
+                    after_line,
                     lines: lines.number,
                     finished,
+                    again: manner.again,
                 }),
             })
             .await?;
@@ -212,6 +214,7 @@ async fn write(
                 Outcome::Invalid(_) => report.skipped += 1,
             }
         }
+        after_line = lines.number;
         note(Note::Written(lines.bytes));
         if finished {
             return Ok(());

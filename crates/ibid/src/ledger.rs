@@ -193,6 +193,7 @@ pub struct Part {
     pub messages: u64,
     pub raw_bytes: u64,
     pub crc32: u32,
+    /// Length and digest of what is stored: the segment and its seal.
     pub bytes: u64,
     pub sha256: [u8; 32],
 }

@@ -29,6 +29,31 @@ pub struct Segment {
     pub raw_bytes: u64,
 }
 
+/// How long the end of a stored part is: CRC-32 and length of its raw bytes, little-endian.
+const SEAL_BYTES: usize = 12;
+
+impl Segment {
+    /// The segment as it is stored: with its CRC-32 and raw length at the end, so that the
+    /// digest of what is stored covers them too.
+    pub fn seal(mut self) -> Vec<u8> {
+        self.bytes.extend_from_slice(&self.crc32.to_le_bytes());
+        self.bytes.extend_from_slice(&self.raw_bytes.to_le_bytes());
+        self.bytes
+    }
+}
+
+/// The segment in a stored part, with its CRC-32 and raw length; `None` if it is too short.
+pub fn unseal(stored: &[u8]) -> Option<(&[u8], u32, u64)> {
+    let (segment, seal) = stored.split_at_checked(stored.len().checked_sub(SEAL_BYTES)?)?;
+    let (crc32, raw_bytes) = seal.split_first_chunk()?;
+    let raw_bytes = raw_bytes.first_chunk()?;
+    Some((
+        segment,
+        u32::from_le_bytes(*crc32),
+        u64::from_le_bytes(*raw_bytes),
+    ))
+}
+
 /// Why a part could not be compressed, which only a defect or a broken machine can bring about.
 #[derive(Debug, thiserror::Error)]
 #[error("the encoder failed: {0}")]
@@ -259,6 +284,15 @@ mod tests {
         let crc_at = file.len() - 8;
         file[crc_at] ^= 1;
         assert!(inflate_artefact(&file).is_err());
+    }
+
+    #[test]
+    fn a_sealed_segment_gives_back_what_it_was_made_of() {
+        let segment = encode(&sample(5000, 7)).expect("encodes");
+        let stored = segment.clone().seal();
+        let expected = (segment.bytes.as_slice(), segment.crc32, segment.raw_bytes);
+        assert_eq!(unseal(&stored), Some(expected));
+        assert_eq!(unseal(&stored[..11]), None);
     }
 
     #[test]

@@ -68,8 +68,32 @@ pub struct Batch {
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
     pub digest: [u8; 32],
+    /// Where the batch begins: so many lines must be recorded before it.
+    pub after_line: u64,
     pub lines: u64,
     pub finished: bool,
+    /// The batch may begin a file anew that is finished.
+    pub again: bool,
+}
+
+impl Progress {
+    /// Whether the batch goes on where the import is. To be asked in the batch's transaction,
+    /// so that two imports of one file at the same time do not write a line twice.
+    ///
+    /// # Errors
+    /// [`SourceError::ImportElsewhere`].
+    pub fn follows(&self, recorded: Option<Imported>) -> Result<(), SourceError> {
+        let follows = match recorded {
+            None => self.after_line == 0,
+            Some(recorded) if recorded.finished => self.again && self.after_line == 0,
+            Some(recorded) => recorded.lines == self.after_line,
+        };
+        if follows {
+            Ok(())
+        } else {
+            Err(SourceError::ImportElsewhere)
+        }
+    }
 }
 
 /// How far an import was when somebody looked.
@@ -266,6 +290,13 @@ pub enum SourceError {
     /// An event of a batch is invalid; nothing of the batch was written.
     #[error("line {line}: {invalid}")]
     Invalid { line: u64, invalid: Invalid },
+    /// Another process has written lines of the same file meanwhile; nothing of the batch was
+    /// written.
+    #[error(
+        "the same file is being imported by another process; wait for it, then run the same \
+         command again to see that nothing is missing"
+    )]
+    ImportElsewhere,
     /// The log no longer holds what was in it when the export was created.
     #[error("the log was changed: {0}")]
     LogChanged(String),

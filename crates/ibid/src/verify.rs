@@ -142,7 +142,7 @@ pub async fn verify(
 }
 
 fn same(part: &Part, segment: &segment::Segment, messages: u64) -> bool {
-    part.sha256 == Sha256::digest(&segment.bytes)[..]
+    part.sha256 == Sha256::digest(segment.clone().seal())[..]
         && part.crc32 == segment.crc32
         && part.raw_bytes == segment.raw_bytes
         && part.messages == messages

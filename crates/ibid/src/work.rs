@@ -155,6 +155,10 @@ impl From<SourceError> for WorkError {
                 format!("The log does not answer ({detail}). It is tried again by itself."),
             ),
             SourceError::Refused(detail) => WorkError::retry("source-unavailable", detail),
+            // Reading never meets it.
+            SourceError::ImportElsewhere => {
+                WorkError::retry("source-unavailable", format!("{error}."))
+            }
         }
     }
 }
@@ -203,9 +207,10 @@ impl Workshop {
         let parts = self.ledger.parts(job).await?;
         stream::iter(parts)
             .map(|part| async move {
-                match self.part_bytes(job, &part).await {
+                match self.segment(job, &part).await {
                     Ok(_) => Ok((part, true)),
                     Err(PartError::Damaged) => Ok((part, false)),
+                    Err(PartError::Altered) => Err(WorkError::not_deterministic(part.number)),
                     Err(PartError::Vault(error)) => Err(error.into()),
                 }
             })
@@ -214,7 +219,8 @@ impl Workshop {
             .await
     }
 
-    async fn part_bytes(&self, job: JobId, part: &Part) -> Result<Bytes, PartError> {
+    /// The segment of a recorded part, whole and as it was recorded.
+    async fn segment(&self, job: JobId, part: &Part) -> Result<Bytes, PartError> {
         let key = Key::Part {
             job,
             claim: part.claim,
@@ -225,10 +231,18 @@ impl Workshop {
             Ok(_) => return Err(PartError::Damaged),
             Err(error) => Err(error),
         };
-        match bytes {
-            Ok(bytes) if Sha256::digest(&bytes)[..] == part.sha256 => Ok(bytes),
-            Ok(_) | Err(VaultError::Missing) => Err(PartError::Damaged),
-            Err(error) => Err(PartError::Vault(error)),
+        let bytes = match bytes {
+            Ok(bytes) if Sha256::digest(&bytes)[..] == part.sha256 => bytes,
+            Ok(_) | Err(VaultError::Missing) => return Err(PartError::Damaged),
+            Err(error) => return Err(PartError::Vault(error)),
+        };
+        match segment::unseal(&bytes) {
+            Some((segment, crc32, raw_bytes))
+                if (crc32, raw_bytes) == (part.crc32, part.raw_bytes) =>
+            {
+                Ok(bytes.slice_ref(segment))
+            }
+            _ => Err(PartError::Altered),
         }
     }
 
@@ -319,17 +333,15 @@ impl Workshop {
         let mut whole = Whole::default();
         upload.write(whole.push(&HEADER)).await?;
         for part in &parts {
-            let bytes = self
-                .part_bytes(job, part)
-                .await
-                .map_err(|error| match error {
-                    PartError::Vault(error) => error.into(),
-                    // It was whole when this attempt began; the next one renders it again.
-                    PartError::Damaged => WorkError::retry(
-                        "storage-unavailable",
-                        format!("Part {} was damaged in the store.", part.number),
-                    ),
-                })?;
+            let bytes = self.segment(job, part).await.map_err(|error| match error {
+                PartError::Vault(error) => error.into(),
+                PartError::Altered => WorkError::not_deterministic(part.number),
+                // It was whole when this attempt began; the next one renders it again.
+                PartError::Damaged => WorkError::retry(
+                    "storage-unavailable",
+                    format!("Part {} was damaged in the store.", part.number),
+                ),
+            })?;
             whole.trailer.push(part.crc32, part.raw_bytes);
             upload.write(whole.push(&bytes)).await?;
         }
@@ -347,7 +359,10 @@ impl Workshop {
 }
 
 enum PartError {
+    /// Its bytes are missing or others.
     Damaged,
+    /// Its row is not the one that was recorded with its bytes.
+    Altered,
     Vault(VaultError),
 }
 
@@ -384,11 +399,13 @@ impl PartWriter {
     ) -> Result<(), WorkError> {
         let lines = raw.lines;
         let benches = Arc::clone(&self.workshop.benches);
-        let (segment, sha256) = tokio::task::spawn_blocking(move || {
+        let (crc32, raw_bytes, stored, sha256) = tokio::task::spawn_blocking(move || {
             let segment = encoder.encode(&lines)?;
-            let sha256: [u8; 32] = Sha256::digest(&segment.bytes).into();
             benches.put_back(Bench { lines, encoder });
-            Ok::<_, segment::EncodeError>((segment, sha256))
+            let (crc32, raw_bytes) = (segment.crc32, segment.raw_bytes);
+            let stored = segment.seal();
+            let sha256: [u8; 32] = Sha256::digest(&stored).into();
+            Ok::<_, segment::EncodeError>((crc32, raw_bytes, stored, sha256))
         })
         .await
         .map_err(|e| WorkError::retry("worker-fault", format!("The encoder stopped: {e}.")))?
@@ -403,9 +420,9 @@ impl PartWriter {
             first: self.name(raw.first),
             last: self.name(raw.last),
             messages: raw.messages,
-            raw_bytes: segment.raw_bytes,
-            crc32: segment.crc32,
-            bytes: segment.bytes.len() as u64,
+            raw_bytes,
+            crc32,
+            bytes: stored.len() as u64,
             sha256,
         };
         let key = Key::Part {
@@ -414,7 +431,7 @@ impl PartWriter {
             number: part.number,
         };
         // The bytes are safe before the row says so: a row is a promise.
-        self.workshop.vault.put(key, segment.bytes).await?;
+        self.workshop.vault.put(key, stored).await?;
         self.hold_or_record(job, part).await
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
-use self::append::{append, learn};
+use self::append::{append, imported, learn};
 use self::read::read_page;
 use super::{Batch, Imported, Page, Place, Source, SourceError, Windows};
 use crate::append::{Names, Outcome};
@@ -51,20 +51,7 @@ impl Source for SqliteSource {
     }
 
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError> {
-        self.db
-            .read(move |tx| {
-                let row = tx
-                    .prepare_cached("SELECT lines, finished FROM import WHERE digest = ?1")?
-                    .query_row([digest], |row| {
-                        Ok(Imported {
-                            lines: row.get(0)?,
-                            finished: row.get(1)?,
-                        })
-                    })
-                    .optional()?;
-                Ok(row)
-            })
-            .await
+        self.db.read(move |tx| Ok(imported(tx, &digest)?)).await
     }
 
     async fn page(

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ibid::ids::UserId;
 use ibid::import::ImportError;
 use ibid::ledger::CreateError;
+use ibid::source::SourceError;
 
 use crate::events::{edit, join, recall, say};
 use crate::harness::{Installation, assert_same_lines, import_into, until};
@@ -137,4 +138,24 @@ async fn lines_that_were_skipped_before_the_interruption_stay_skipped() {
     assert_eq!(refused[0].0, EVENTS as u64 + 2);
     let found = home.export_now("ann", "all").await;
     assert_same_lines("skipped", &found, &undisturbed().await);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_imports_of_one_file_at_the_same_time_write_each_line_once() {
+    let home = Installation::new();
+    let file = big_file();
+    let (one, other) = tokio::join!(home.try_import(&file, false), home.try_import(&file, false));
+    // Whoever finds that the other was faster stops and says so, or finds that all is done.
+    let mut stopped = 0;
+    for (result, _) in [one, other] {
+        match result {
+            Ok(_) => {}
+            Err(ImportError::Source(SourceError::ImportElsewhere)) => stopped += 1,
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert!(stopped < 2);
+    home.try_import(&file, false).await.0.unwrap();
+    let found = home.export_now("ann", "all").await;
+    assert_same_lines("imported twice at once", &found, &undisturbed().await);
 }

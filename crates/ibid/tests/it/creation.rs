@@ -261,8 +261,10 @@ async fn nothing_is_created_while_a_first_load_is_not_finished() {
             skip_invalid: false,
             import: Some(Progress {
                 digest: [1; 32],
+                after_line: if finished { 2 } else { 0 },
                 lines: 2,
                 finished,
+                again: false,
             }),
         }
     };
@@ -306,8 +308,10 @@ async fn an_interrupted_first_load_that_was_given_up_ends_with_the_next_whole_fi
         skip_invalid: false,
         import: Some(Progress {
             digest: [1; 32],
+            after_line: 0,
             lines: 1,
             finished: false,
+            again: false,
         }),
     };
     home.exporter.source.append(begun).await.unwrap();

@@ -93,6 +93,15 @@ async fn a_part_that_is_missing_or_empty_is_rendered_again() {
 }
 
 #[tokio::test]
+async fn a_recorded_length_or_checksum_of_raw_bytes_that_was_changed_fails_the_job() {
+    for set in ["crc32 = crc32 + 1", "raw_bytes = raw_bytes + 1"] {
+        let (home, job, _) = cut().await;
+        home.tamper(&format!("UPDATE part SET {set} WHERE part = 1"), []);
+        fails(&home, job, "not-deterministic").await;
+    }
+}
+
+#[tokio::test]
 async fn a_recorded_digest_that_was_changed_fails_the_job_and_nothing_is_overwritten() {
     let (home, job, parts) = cut().await;
     home.tamper("UPDATE part SET sha256 = zeroblob(32) WHERE part = 0", []);

@@ -7,9 +7,12 @@ use crate::append::{Appender, Known, KnownId, Names, Outcome, Writes};
 use crate::event::Event;
 use crate::ids::ConvId;
 use crate::snapshot::Policy;
-use crate::source::{Batch, Progress, SourceError};
+use crate::source::{Batch, Imported, Progress, SourceError};
 
 pub(super) fn append(tx: &Transaction<'_>, batch: &Batch) -> Result<Vec<Outcome>, SourceError> {
+    if let Some(progress) = &batch.import {
+        progress.follows(imported(tx, &progress.digest)?)?;
+    }
     let before = snapshot(tx)?.high;
     let mut gseq = before;
     let mut appender = Appender::new(load(tx, batch)?);
@@ -210,6 +213,20 @@ fn store_stays(tx: &Transaction<'_>, writes: &Writes<'_>) -> rusqlite::Result<()
         ])?;
     }
     Ok(())
+}
+
+pub(super) fn imported(
+    tx: &Transaction<'_>,
+    digest: &[u8; 32],
+) -> rusqlite::Result<Option<Imported>> {
+    tx.prepare_cached("SELECT lines, finished FROM import WHERE digest = ?1")?
+        .query_row([digest], |row| {
+            Ok(Imported {
+                lines: row.get(0)?,
+                finished: row.get(1)?,
+            })
+        })
+        .optional()
 }
 
 fn record_import(
