@@ -277,7 +277,9 @@ impl From<SourceError> for Problem {
                 tracing::error!(error = what, "the log must not be used");
                 Problem::unavailable(&what)
             }
-            SourceError::Invalid { .. } | SourceError::LogChanged(_) => Problem::internal(&error),
+            SourceError::Invalid { .. }
+            | SourceError::LogChanged(_)
+            | SourceError::ImportElsewhere => Problem::internal(&error),
         }
     }
 }
