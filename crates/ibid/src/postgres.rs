@@ -13,9 +13,10 @@ use tokio_postgres::{Config, NoTls, Transaction};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// In order; the number of those applied stands in `ibid.schema_version`.
-const MIGRATIONS: &[&str] = &[include_str!(
-    "../migrations/postgres/0001_log_and_ledger.sql"
-)];
+const MIGRATIONS: &[&str] = &[
+    include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
+    include_str!("../migrations/postgres/0002_append_functions.sql"),
+];
 
 /// The oldest server that is supported, as `server_version_num`.
 const OLDEST_SERVER: i32 = 150_000;

@@ -1,5 +1,6 @@
 //! Where the log is: who was where when, and what was said.
 
+pub mod postgres;
 pub mod sqlite;
 
 use std::ops::Range;

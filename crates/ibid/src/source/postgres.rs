@@ -5,6 +5,7 @@
 
 mod append;
 mod read;
+mod store;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -73,7 +74,7 @@ impl Source for PostgresSource {
         ids: Vec<String>,
     ) -> Result<Names, SourceError> {
         let client = self.pg.get().await?;
-        learn(&**client, &mut names, convs, ids).await?;
+        learn(&client, &mut names, convs, ids).await?;
         Ok(names)
     }
 
@@ -85,13 +86,7 @@ impl Source for PostgresSource {
                 &[(&digest.as_slice(), Type::BYTEA)],
             )
             .await?;
-        row.map(|row| {
-            Ok(Imported {
-                lines: unsigned(&row, 0)?,
-                finished: row.try_get(1)?,
-            })
-        })
-        .transpose()
+        row.map(|row| imported_of(&row)).transpose()
     }
 
     async fn page(
@@ -267,6 +262,13 @@ pub(crate) async fn account_enabled(
     }
 }
 
+fn imported_of(row: &Row) -> Result<Imported, SourceError> {
+    Ok(Imported {
+        lines: unsigned(row, 0)?,
+        finished: row.try_get(1)?,
+    })
+}
+
 fn policy(history: &str, ex_members: &str) -> Policy {
     Policy {
         history: History::parse(history).unwrap_or_default(),
@@ -302,10 +304,7 @@ fn signed(number: u64) -> i64 {
 struct Xid(u64);
 
 impl<'a> FromSql<'a> for Xid {
-    fn from_sql(
-        _: &Type,
-        raw: &'a [u8],
-    ) -> Result<Xid, Box<dyn std::error::Error + Sync + Send>> {
+    fn from_sql(_: &Type, raw: &'a [u8]) -> Result<Xid, Box<dyn std::error::Error + Sync + Send>> {
         Ok(Xid(u64::from_be_bytes(raw.try_into()?)))
     }
 

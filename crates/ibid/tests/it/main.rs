@@ -12,6 +12,8 @@ mod interruptions;
 mod leases;
 mod nasty;
 mod opening;
+mod pg_server;
+mod postgres_source;
 mod random;
 mod real_data;
 mod reference;

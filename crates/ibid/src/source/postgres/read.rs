@@ -84,7 +84,7 @@ fn runs(windows: &Windows, place: Place) -> Vec<Run<'_>> {
 const MESSAGES: &str = "
 SELECT seq, gseq, xid, ts, user_id, body, body_raw, files, through
 FROM (
-    SELECT r.run, m.*, sum(m.bytes) OVER (ORDER BY r.run, m.seq) AS through
+    SELECT r.run, m.*, sum(m.bytes) OVER (ORDER BY r.run, m.seq ROWS UNBOUNDED PRECEDING) AS through
     FROM unnest($1::text[], $2::bigint[], $3::bigint[])
         WITH ORDINALITY AS r (conv, first_seq, last_seq, run)
     CROSS JOIN LATERAL (
