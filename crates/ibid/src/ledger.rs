@@ -1,5 +1,6 @@
 //! What was asked for and how far it is: jobs, leases, parts, tokens.
 
+pub mod postgres;
 pub mod sqlite;
 
 use std::time::Duration;
