@@ -1,17 +1,31 @@
 //! Who may fetch what: links, accounts, tokens.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::TryStreamExt as _;
 use ibid::export::{Event, RevokedBy};
 use ibid::exporter::{Download, DownloadError};
 use ibid::ids::{JobId, UserId};
-use ibid::ledger::{self, LedgerError, NewToken, Role};
+use ibid::ledger::{self, Ledger, LedgerError, NewToken, Role};
 use ibid::link::{KeyRing, Link};
 use ibid::token::FreshToken;
 
 use crate::events::{chat, join};
-use crate::harness::{Installation, TERMS};
+use crate::harness::{Installation, On, TERMS, on_both};
+
+on_both! {
+    a_link_gives_the_bytes_whole_and_in_ranges,
+    bytes_that_end_early_end_with_an_error,
+    a_link_is_for_one_user_one_job_and_some_minutes,
+    a_signature_does_not_stand_in_for_authorisation,
+    what_the_owner_withdrew_is_gone_for_good,
+    an_export_expires_at_its_moment_though_nobody_swept,
+    what_is_not_ready_or_lost_is_told_apart,
+    downloads_are_counted_with_their_sources,
+    two_nodes_that_count_the_same_downloads_at_once_lose_none,
+    a_token_is_found_by_its_digest_until_it_expires_or_is_revoked,
+}
 
 struct Served {
     home: Installation,
@@ -20,8 +34,8 @@ struct Served {
 }
 
 /// An installation with an export of ann's that is done.
-async fn served() -> Served {
-    let home = Installation::new();
+async fn served(on: &On) -> Served {
+    let home = Installation::on(on).await;
     home.import(&chat(10)).await;
     home.import(&[join("c", "eve")]).await;
     let job = home.export("ann", "all").await;
@@ -62,9 +76,8 @@ impl Served {
     }
 }
 
-#[tokio::test]
-async fn a_link_gives_the_bytes_whole_and_in_ranges() {
-    let served = served().await;
+async fn a_link_gives_the_bytes_whole_and_in_ranges(on: &On) {
+    let served = served(on).await;
     let download = served.download(&served.link().await).await.unwrap();
     let file = served.home.file(served.job).await;
     let length = file.len() as u64;
@@ -81,9 +94,8 @@ async fn a_link_gives_the_bytes_whole_and_in_ranges() {
     }
 }
 
-#[tokio::test]
-async fn bytes_that_end_early_end_with_an_error() {
-    let served = served().await;
+async fn bytes_that_end_early_end_with_an_error(on: &On) {
+    let served = served(on).await;
     let download = served.download(&served.link().await).await.unwrap();
     let file = served.home.file(served.job).await;
     let path = served
@@ -106,9 +118,8 @@ async fn bytes_that_end_early_end_with_an_error() {
     assert!(whole.is_err());
 }
 
-#[tokio::test]
-async fn a_link_is_for_one_user_one_job_and_some_minutes() {
-    let served = served().await;
+async fn a_link_is_for_one_user_one_job_and_some_minutes(on: &On) {
+    let served = served(on).await;
     let good = served.link().await;
     let refused = async |query: &str| served.download(query).await.unwrap_err().to_string();
     let (invalid, expired) = ("the link is not valid", "the link has expired");
@@ -148,9 +159,8 @@ async fn a_link_is_for_one_user_one_job_and_some_minutes() {
     served.download(&served.link().await).await.unwrap();
 }
 
-#[tokio::test]
-async fn a_signature_does_not_stand_in_for_authorisation() {
-    let served = served().await;
+async fn a_signature_does_not_stand_in_for_authorisation(on: &On) {
+    let served = served(on).await;
     let exporter = &served.home.exporter;
     served.enable(false).await;
     assert_eq!(served.refusal().await, "the account is disabled");
@@ -168,9 +178,8 @@ async fn a_signature_does_not_stand_in_for_authorisation() {
     assert_eq!(served.refusal().await, "the account is disabled");
 }
 
-#[tokio::test]
-async fn what_the_owner_withdrew_is_gone_for_good() {
-    let served = served().await;
+async fn what_the_owner_withdrew_is_gone_for_good(on: &On) {
+    let served = served(on).await;
     let withdrawn = Event::Revoked {
         by: RevokedBy::Owner,
         reason: String::new(),
@@ -185,9 +194,8 @@ async fn what_the_owner_withdrew_is_gone_for_good() {
     );
 }
 
-#[tokio::test]
-async fn an_export_expires_at_its_moment_though_nobody_swept() {
-    let served = served().await;
+async fn an_export_expires_at_its_moment_though_nobody_swept(on: &On) {
+    let served = served(on).await;
     let almost = TERMS.retention - Duration::from_micros(1);
     served.home.clock.advance(almost);
     served.download(&served.link().await).await.unwrap();
@@ -202,9 +210,8 @@ async fn an_export_expires_at_its_moment_though_nobody_swept() {
     assert_eq!(served.refusal().await, "the export has expired");
 }
 
-#[tokio::test]
-async fn what_is_not_ready_or_lost_is_told_apart() {
-    let served = served().await;
+async fn what_is_not_ready_or_lost_is_told_apart(on: &On) {
+    let served = served(on).await;
     let home = &served.home;
     let path = home.exporter.vault.folder().join(served.job.to_string());
     let path = path.join(&home.kept(served.job)[0]);
@@ -237,9 +244,8 @@ async fn what_is_not_ready_or_lost_is_told_apart() {
     assert!(matches!(early, Err(DownloadError::NotReady)), "{early:?}");
 }
 
-#[tokio::test]
-async fn downloads_are_counted_with_their_sources() {
-    let served = served().await;
+async fn downloads_are_counted_with_their_sources(on: &On) {
+    let served = served(on).await;
     let note = async |source: &str| {
         let download = ledger::Download {
             job_id: served.job,
@@ -261,9 +267,40 @@ async fn downloads_are_counted_with_their_sources() {
     assert_eq!(downloads.last_at, Some(served.home.clock.now()));
 }
 
-#[tokio::test]
-async fn a_token_is_found_by_its_digest_until_it_expires_or_is_revoked() {
-    let home = Installation::new();
+async fn two_nodes_that_count_the_same_downloads_at_once_lose_none(on: &On) {
+    let served = served(on).await;
+    let sources: Vec<String> = (0..40).map(|number| format!("10.0.0.{number}")).collect();
+    let note = |ledger: Arc<dyn Ledger>, mut sources: Vec<String>, backwards: bool| {
+        if backwards {
+            sources.reverse();
+        }
+        // Each source twice, so that one row is counted twice in one call.
+        let downloads = sources.iter().chain(&sources);
+        let downloads = downloads.map(|source| ledger::Download {
+            job_id: served.job,
+            source: source.clone(),
+        });
+        let downloads: Vec<_> = downloads.collect();
+        tokio::spawn(async move {
+            for _ in 0..10 {
+                ledger.note_downloads(downloads.clone()).await.unwrap();
+            }
+        })
+    };
+    let one = served.home.another_exporter().await.ledger;
+    let other = served.home.another_exporter().await.ledger;
+    let (one, other) = (
+        note(one, sources.clone(), false),
+        note(other, sources, true),
+    );
+    one.await.unwrap();
+    other.await.unwrap();
+    let downloads = served.home.find(served.job).await.downloads;
+    assert_eq!((downloads.count, downloads.sources), (1_600, 40));
+}
+
+async fn a_token_is_found_by_its_digest_until_it_expires_or_is_revoked(on: &On) {
+    let home = Installation::on(on).await;
     let ledger = &home.exporter.ledger;
     let add = async |ttl| {
         let token = FreshToken::generate().unwrap();
@@ -290,9 +327,7 @@ async fn a_token_is_found_by_its_digest_until_it_expires_or_is_revoked() {
     home.clock.advance(Duration::from_secs(60));
     assert!(found(&short).await.is_none());
     assert!(found(&long).await.is_some());
-    home.tamper(
-        "UPDATE token SET revoked_at = 1 WHERE expires_at IS NULL",
-        [],
-    );
+    home.change("UPDATE token SET revoked_at = 1 WHERE expires_at IS NULL")
+        .await;
     assert!(found(&long).await.is_none());
 }

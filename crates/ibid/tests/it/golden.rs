@@ -3,7 +3,13 @@
 use sha2::{Digest as _, Sha256};
 
 use crate::events::{chat, edit, join, leave, recall, say};
-use crate::harness::Installation;
+use crate::harness::{Installation, On, on_both};
+
+on_both! {
+    a_small_artefact_is_the_same_to_the_byte_in_every_release,
+    a_larger_artefact_is_the_same_to_the_byte_in_every_release,
+    an_export_of_nothing_is_these_twenty_bytes,
+}
 
 const LINES: &str = concat!(
     r#"{"body":"two\n\u0000\"é😀","conv":"Zürich","edited":0,"recalled":0,"seq":2,"ts":"2026-01-05T09:30:00.000000Z","user":"bob"}"#,
@@ -29,8 +35,8 @@ fn small_log() -> Vec<String> {
     ]
 }
 
-async fn artefact(lines: &[String], part_messages: u64) -> (Vec<u8>, Vec<u8>) {
-    let home = Installation::cutting_at(part_messages);
+async fn artefact(on: &On, lines: &[String], part_messages: u64) -> (Vec<u8>, Vec<u8>) {
+    let home = Installation::cutting(on, part_messages).await;
     home.import(lines).await;
     let job = home.export("ann", "all").await;
     home.work().await;
@@ -41,8 +47,7 @@ async fn artefact(lines: &[String], part_messages: u64) -> (Vec<u8>, Vec<u8>) {
     (home.file(job).await, home.lines(job).await)
 }
 
-#[tokio::test]
-async fn a_small_artefact_is_the_same_to_the_byte_in_every_release() {
+async fn a_small_artefact_is_the_same_to_the_byte_in_every_release(on: &On) {
     for (part_messages, expected) in [
         (
             0,
@@ -53,7 +58,7 @@ async fn a_small_artefact_is_the_same_to_the_byte_in_every_release() {
             "be5bdf688faa395d24e6d3ffa062f06afaf339f4db910583d585a47df189d367",
         ),
     ] {
-        let (file, lines) = artefact(&small_log(), part_messages).await;
+        let (file, lines) = artefact(on, &small_log(), part_messages).await;
         assert_eq!(String::from_utf8(lines).unwrap(), LINES);
         assert_eq!(
             hex::encode(Sha256::digest(&file)),
@@ -65,8 +70,7 @@ async fn a_small_artefact_is_the_same_to_the_byte_in_every_release() {
 }
 
 /// Enough text for the encoder to make choices.
-#[tokio::test]
-async fn a_larger_artefact_is_the_same_to_the_byte_in_every_release() {
+async fn a_larger_artefact_is_the_same_to_the_byte_in_every_release(on: &On) {
     for (part_messages, expected) in [
         (
             0,
@@ -77,7 +81,7 @@ async fn a_larger_artefact_is_the_same_to_the_byte_in_every_release() {
             "f69ddf8d7089249567f0ed63c0ed2a2d16bb2b67da7e2b337330856390df527d",
         ),
     ] {
-        let (file, lines) = artefact(&chat(3_000), part_messages).await;
+        let (file, lines) = artefact(on, &chat(3_000), part_messages).await;
         let raw = "13f35e3d33194de382179f5eec3463c47ba746bc563aa28a852282ae633edc66";
         assert_eq!(hex::encode(Sha256::digest(&lines)), raw);
         assert_eq!(
@@ -88,9 +92,8 @@ async fn a_larger_artefact_is_the_same_to_the_byte_in_every_release() {
     }
 }
 
-#[tokio::test]
-async fn an_export_of_nothing_is_these_twenty_bytes() {
-    let (file, lines) = artefact(&[], 0).await;
+async fn an_export_of_nothing_is_these_twenty_bytes(on: &On) {
+    let (file, lines) = artefact(on, &[], 0).await;
     assert_eq!(lines, b"");
     let empty = [
         0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 0, 255, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0,

@@ -1,5 +1,5 @@
-//! One installation in a temporary folder, as a test uses it: a real SQLite file, a real disk, and
-//! a clock that stands still until the test moves it.
+//! One installation as a test uses it: a real SQLite file or a database in a real PostgreSQL
+//! server, a real disk, and a clock that stands still until the test moves it.
 
 use std::io::{Read as _, Write as _};
 use std::path::PathBuf;
@@ -14,16 +14,21 @@ use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::import::{ImportError, Manner, Note, Report, import};
 use ibid::key::IdempotencyKey;
+use ibid::ledger::postgres::PostgresLedger;
 use ibid::ledger::{CreateError, Created, Found, Offer, Part};
 use ibid::limits::Limits;
+use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
 use ibid::segment::ENCODER_ID;
 use ibid::source::Source;
+use ibid::source::postgres::PostgresSource;
 use ibid::time::{Clock, Time};
-use ibid::vault::Key;
+use ibid::vault::{Key, Vault};
 use ibid::work::Workshop;
 use ibid::worker::{AttemptReport, Worker, WorkerTerms};
 use tokio_util::sync::CancellationToken;
+
+use crate::pg_server::PgServer;
 
 pub const LEASE: Duration = Duration::from_secs(30);
 
@@ -47,54 +52,128 @@ pub const UNTIL_IDLE: WorkerTerms = WorkerTerms {
     until_idle: true,
 };
 
+/// Where log and ledger are.
+pub enum On {
+    Sqlite,
+    /// Each installation has a database of its own in it.
+    Postgres(Arc<PgServer>),
+}
+
+/// Makes two tests out of each of these functions, one for each database. One that is left out
+/// is code that nobody uses, which the compiler says.
+macro_rules! on_both {
+    ($($name:ident),* $(,)?) => {
+        mod sqlite {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    super::$name(&crate::harness::On::Sqlite).await;
+                }
+            )*
+        }
+
+        crate::harness::on_postgres!($($name),*);
+    };
+}
+pub(crate) use on_both;
+
+/// Makes tests of functions that need PostgreSQL. Where it is not installed, each says that it
+/// is skipped.
+macro_rules! on_postgres {
+    ($($name:ident),* $(,)?) => {
+        mod postgres {
+            $(
+                #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+                async fn $name() {
+                    let server = crate::pg_server::PgServer::start(stringify!($name));
+                    if let Some(server) = server {
+                        super::$name(&crate::harness::On::Postgres(server.into())).await;
+                    }
+                }
+            )*
+        }
+    };
+}
+pub(crate) use on_postgres;
+
 pub struct Installation {
     pub exporter: Exporter,
     pub clock: Clock,
     folder: tempfile::TempDir,
+    postgres: Option<Database>,
     terms: ExportTerms,
     keys: AtomicU64,
 }
 
 impl Installation {
-    /// Without limits, and cutting parts as a server does by default.
+    /// On SQLite, without limits, and cutting parts as a server does by default.
     pub fn new() -> Installation {
-        Installation::with(0, NO_LIMITS)
+        Installation::cutting_at(0)
+    }
+
+    /// One on SQLite whose parts hold at most so many messages.
+    pub fn cutting_at(part_messages: u64) -> Installation {
+        let (folder, clock, terms) = prepared(part_messages, NO_LIMITS);
+        let exporter = in_folder(&folder, &clock, terms);
+        Installation::of(exporter, folder, None, clock, terms)
+    }
+
+    /// Without limits, and cutting parts as a server does by default.
+    pub async fn on(on: &On) -> Installation {
+        Installation::cutting(on, 0).await
     }
 
     /// One whose parts hold at most so many messages.
-    pub fn cutting_at(part_messages: u64) -> Installation {
-        Installation::with(part_messages, NO_LIMITS)
+    pub async fn cutting(on: &On, part_messages: u64) -> Installation {
+        Installation::with(on, part_messages, NO_LIMITS).await
     }
 
-    pub fn with(part_messages: u64, limits: Limits) -> Installation {
-        let folder = tempfile::tempdir().unwrap();
-        let clock = Clock::frozen_at(Time::parse("2026-01-05T12:00:00Z").unwrap());
-        let terms = ExportTerms {
-            limits,
-            cut: CutRule {
-                part_bytes: 1024 * 1024,
-                part_messages,
-            },
-            link_life: Duration::from_secs(300),
-        };
-        let (database, artifacts) = paths(&folder);
-        let exporter = Exporter::open(&database, &artifacts, clock.clone(), terms).unwrap();
+    pub async fn with(on: &On, part_messages: u64, limits: Limits) -> Installation {
+        let (folder, clock, terms) = prepared(part_messages, limits);
+        match on {
+            On::Sqlite => {
+                let exporter = in_folder(&folder, &clock, terms);
+                Installation::of(exporter, folder, None, clock, terms)
+            }
+            On::Postgres(server) => {
+                let database = Database::create(server).await;
+                let exporter = in_database(&database, &folder, &clock, terms).await;
+                Installation::of(exporter, folder, Some(database), clock, terms)
+            }
+        }
+    }
+
+    fn of(
+        exporter: Exporter,
+        folder: tempfile::TempDir,
+        postgres: Option<Database>,
+        clock: Clock,
+        terms: ExportTerms,
+    ) -> Installation {
         Installation {
             exporter,
             clock,
             folder,
+            postgres,
             terms,
             keys: AtomicU64::new(0),
         }
     }
 
-    /// The same folder opened once more, as another process would.
-    pub fn another_exporter(&self) -> Exporter {
-        let (database, artifacts) = paths(&self.folder);
-        Exporter::open(&database, &artifacts, self.clock.clone(), self.terms).unwrap()
+    /// The same database and folder opened once more, as another process would.
+    pub async fn another_exporter(&self) -> Exporter {
+        match &self.postgres {
+            None => in_folder(&self.folder, &self.clock, self.terms),
+            Some(database) => in_database(database, &self.folder, &self.clock, self.terms).await,
+        }
     }
 
-    /// A connection of another program to the database.
+    /// The database of an installation on PostgreSQL.
+    pub fn postgres(&self) -> &Database {
+        self.postgres.as_ref().expect("it is on PostgreSQL")
+    }
+
+    /// A connection of another program to the SQLite file.
     pub fn sql(&self) -> rusqlite::Connection {
         let connection = rusqlite::Connection::open(paths(&self.folder).0).unwrap();
         connection.busy_timeout(Duration::from_secs(30)).unwrap();
@@ -104,6 +183,21 @@ impl Installation {
     /// Changes exactly one row behind everybody's back.
     pub fn tamper(&self, sql: &str, params: impl rusqlite::Params) {
         assert_eq!(self.sql().execute(sql, params).unwrap(), 1, "{sql}");
+    }
+
+    /// The same on either database.
+    pub async fn change(&self, sql: &str) {
+        match &self.postgres {
+            None => self.tamper(sql, []),
+            Some(database) => {
+                let client = database.client().await;
+                client
+                    .batch_execute("SET search_path = ibid")
+                    .await
+                    .unwrap();
+                assert_eq!(client.execute_typed(sql, &[]).await.unwrap(), 1, "{sql}");
+            }
+        }
     }
 
     /// Imports these lines, which must be valid.
@@ -211,6 +305,77 @@ impl Installation {
         kept.sort();
         kept
     }
+}
+
+/// A database of an installation on PostgreSQL.
+pub struct Database {
+    server: Arc<PgServer>,
+    name: String,
+}
+
+impl Database {
+    async fn create(server: &Arc<PgServer>) -> Database {
+        let name = format!("ibid_{}", JobId::random().unwrap());
+        server.create_database(&name).await;
+        let server = Arc::clone(server);
+        let database = Database { server, name };
+        database.connect().await.migrate().await.unwrap();
+        database
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn url(&self) -> String {
+        self.server.url(&self.name)
+    }
+
+    /// As a process of ibid does.
+    pub async fn connect(&self) -> Pg {
+        Pg::connect(&self.url()).await.unwrap()
+    }
+
+    /// A connection of another program.
+    pub async fn client(&self) -> tokio_postgres::Client {
+        self.server.connect(&self.name).await
+    }
+
+    /// A connection of another program to another database of the same server.
+    pub async fn neighbour(&self) -> tokio_postgres::Client {
+        self.server.connect("postgres").await
+    }
+}
+
+fn prepared(part_messages: u64, limits: Limits) -> (tempfile::TempDir, Clock, ExportTerms) {
+    let clock = Clock::frozen_at(Time::parse("2026-01-05T12:00:00Z").unwrap());
+    let terms = ExportTerms {
+        limits,
+        cut: CutRule {
+            part_bytes: 1024 * 1024,
+            part_messages,
+        },
+        link_life: Duration::from_secs(300),
+    };
+    (tempfile::tempdir().unwrap(), clock, terms)
+}
+
+fn in_folder(folder: &tempfile::TempDir, clock: &Clock, terms: ExportTerms) -> Exporter {
+    let (database, artifacts) = paths(folder);
+    Exporter::open(&database, &artifacts, clock.clone(), terms).unwrap()
+}
+
+async fn in_database(
+    database: &Database,
+    folder: &tempfile::TempDir,
+    clock: &Clock,
+    terms: ExportTerms,
+) -> Exporter {
+    let pg = database.connect().await;
+    let vault = Vault::in_folder(&paths(folder).1).unwrap();
+    let source = Arc::new(PostgresSource::new(pg.clone()));
+    let ledger = Arc::new(PostgresLedger::new(pg, clock.clone()));
+    Exporter::new(source, ledger, vault, terms)
 }
 
 fn paths(folder: &tempfile::TempDir) -> (PathBuf, PathBuf) {

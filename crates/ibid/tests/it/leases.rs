@@ -1,20 +1,43 @@
 //! Who may work on a job, and until when.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ibid::export::{Artefact, Event, Export, Problem, State};
-use ibid::ids::JobId;
-use ibid::ledger::{Claim, LedgerError, Offer, Part};
+use ibid::ids::{JobId, UserId};
+use ibid::ledger::{Claim, Filter, Ledger, LedgerError, Offer, Part};
 use ibid::worker::WorkerTerms;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::{chat, join};
 use crate::harness::{
-    Installation, LEASE, TERMS, UNTIL_IDLE, offer, stray_claim, until, work, work_until,
+    Installation, LEASE, On, TERMS, UNTIL_IDLE, offer, on_both, stray_claim, until, work,
+    work_until,
 };
 use crate::interruptions::{InterruptedLedger, InterruptedSource, Step, Then};
+
+on_both! {
+    a_job_is_held_by_one_worker_until_its_lease_ends,
+    a_renewed_lease_lasts_from_its_renewal_on,
+    whoever_lost_the_lease_can_write_nothing_any_more,
+    a_part_is_recorded_once_and_only_with_one_digest,
+    a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retried,
+    attempts_that_recorded_a_new_part_do_not_count,
+    leases_given_back_do_not_count_and_the_job_is_due_at_once,
+    a_job_that_faltered_waits_with_its_reason_until_it_is_due,
+    a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for,
+    a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one,
+    the_user_who_was_served_longest_ago_is_next,
+    no_more_jobs_of_one_user_run_at_a_time_than_the_cap_says,
+    workers_that_claim_at_once_share_the_jobs_and_keep_the_cap,
+    a_job_of_an_encoder_that_is_not_here_is_left_alone,
+    a_worker_keeps_its_lease_alive_while_it_works,
+    a_worker_whose_job_is_revoked_stops_and_nothing_is_done,
+    a_worker_that_is_told_to_stop_finishes_what_is_in_hand_and_gives_the_job_back,
+    a_worker_that_is_told_to_stop_before_it_did_anything_counts_no_attempt,
+}
 
 async fn claim(home: &Installation) -> Option<Claim> {
     home.exporter.ledger.claim(offer(0)).await.unwrap()
@@ -55,16 +78,15 @@ async fn export(home: &Installation, job: JobId) -> Export {
     home.find(job).await.export
 }
 
-async fn one_job() -> (Installation, JobId) {
-    let home = Installation::new();
+async fn one_job(on: &On) -> (Installation, JobId) {
+    let home = Installation::on(on).await;
     home.import(&chat(10)).await;
     let job = home.export("ann", "all").await;
     (home, job)
 }
 
-#[tokio::test]
-async fn a_job_is_held_by_one_worker_until_its_lease_ends() {
-    let (home, job) = one_job().await;
+async fn a_job_is_held_by_one_worker_until_its_lease_ends(on: &On) {
+    let (home, job) = one_job(on).await;
     let first = claim(&home).await.unwrap();
     assert_eq!(
         (first.export.job_id, first.export.state),
@@ -78,9 +100,8 @@ async fn a_job_is_held_by_one_worker_until_its_lease_ends() {
     assert_ne!(second.id, first.id);
 }
 
-#[tokio::test]
-async fn a_renewed_lease_lasts_from_its_renewal_on() {
-    let (home, job) = one_job().await;
+async fn a_renewed_lease_lasts_from_its_renewal_on(on: &On) {
+    let (home, job) = one_job(on).await;
     let first = claim(&home).await.unwrap();
     home.clock.advance(LEASE / 2);
     home.exporter
@@ -94,9 +115,8 @@ async fn a_renewed_lease_lasts_from_its_renewal_on() {
     assert!(claim(&home).await.is_some());
 }
 
-#[tokio::test]
-async fn whoever_lost_the_lease_can_write_nothing_any_more() {
-    let (home, job) = one_job().await;
+async fn whoever_lost_the_lease_can_write_nothing_any_more(on: &On) {
+    let (home, job) = one_job(on).await;
     let ledger = &home.exporter.ledger;
     let old = claim(&home).await.unwrap();
     home.clock.advance(LEASE);
@@ -128,9 +148,8 @@ async fn whoever_lost_the_lease_can_write_nothing_any_more() {
     lost(ledger.renew(job, new.id, LEASE).await);
 }
 
-#[tokio::test]
-async fn a_part_is_recorded_once_and_only_with_one_digest() {
-    let (home, job) = one_job().await;
+async fn a_part_is_recorded_once_and_only_with_one_digest(on: &On) {
+    let (home, job) = one_job(on).await;
     let ledger = &home.exporter.ledger;
     let first = claim(&home).await.unwrap();
     ledger.part_done(job, part(&first, 0)).await.unwrap();
@@ -150,9 +169,8 @@ async fn a_part_is_recorded_once_and_only_with_one_digest() {
     assert_eq!(home.parts(job).await, [part(&second, 0)]);
 }
 
-#[tokio::test]
-async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retried() {
-    let (home, job) = one_job().await;
+async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retried(on: &On) {
+    let (home, job) = one_job(on).await;
     for attempt in 1..=TERMS.max_attempts {
         assert_eq!(claim(&home).await.unwrap().export.attempts, attempt);
         home.clock.advance(LEASE);
@@ -172,9 +190,8 @@ async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retr
     assert_eq!(home.artefact(job).await.messages, 10);
 }
 
-#[tokio::test]
-async fn attempts_that_recorded_a_new_part_do_not_count() {
-    let (home, job) = one_job().await;
+async fn attempts_that_recorded_a_new_part_do_not_count(on: &On) {
+    let (home, job) = one_job(on).await;
     for number in 0..2 * u64::from(TERMS.max_attempts) {
         let claim = claim(&home).await.unwrap();
         home.exporter
@@ -199,9 +216,8 @@ async fn attempts_that_recorded_a_new_part_do_not_count() {
     assert_eq!(home.failure(job).await, "worker-lost");
 }
 
-#[tokio::test]
-async fn leases_given_back_do_not_count_and_the_job_is_due_at_once() {
-    let (home, job) = one_job().await;
+async fn leases_given_back_do_not_count_and_the_job_is_due_at_once(on: &On) {
+    let (home, job) = one_job(on).await;
     for _ in 0..2 * TERMS.max_attempts {
         let claim = claim(&home).await.unwrap();
         let settled = home
@@ -214,9 +230,8 @@ async fn leases_given_back_do_not_count_and_the_job_is_due_at_once() {
     assert!(claim(&home).await.is_some());
 }
 
-#[tokio::test]
-async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due() {
-    let (home, job) = one_job().await;
+async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due(on: &On) {
+    let (home, job) = one_job(on).await;
     let problem = Problem {
         kind: "storage-unavailable".to_owned(),
         detail: "No space.".to_owned(),
@@ -247,25 +262,23 @@ async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due() {
     assert_eq!((export.state, export.waiting), (State::Done, None));
 }
 
-#[tokio::test]
-async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for() {
-    let (home, job) = one_job().await;
+async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
+    let (home, job) = one_job(on).await;
     claim(&home).await.unwrap();
-    let ahead_by = |micros: i64| {
+    let ahead_by = async |micros: i64| {
         let renewed_at = home.clock.now().micros() + micros;
         let until = renewed_at + LEASE.as_micros() as i64;
-        let set = "UPDATE export SET renewed_at = ?1, lease_until = ?2";
-        home.tamper(set, [renewed_at, until]);
+        let set = format!("UPDATE export SET renewed_at = {renewed_at}, lease_until = {until}");
+        home.change(&set).await;
     };
-    ahead_by(LEASE.as_micros() as i64);
+    ahead_by(LEASE.as_micros() as i64).await;
     assert!(claim(&home).await.is_none());
-    ahead_by(LEASE.as_micros() as i64 + 1);
+    ahead_by(LEASE.as_micros() as i64 + 1).await;
     assert_eq!(claim(&home).await.unwrap().export.job_id, job);
 }
 
-#[tokio::test]
-async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one() {
-    let (home, _) = one_job().await;
+async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one(on: &On) {
+    let (home, _) = one_job(on).await;
     let long = Offer {
         lease: LEASE * 10,
         ..offer(0)
@@ -278,9 +291,8 @@ async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_on
     assert!(claim(&home).await.is_some());
 }
 
-#[tokio::test]
-async fn the_user_who_was_served_longest_ago_is_next() {
-    let home = Installation::new();
+async fn the_user_who_was_served_longest_ago_is_next(on: &On) {
+    let home = Installation::on(on).await;
     home.import(&chat(3)).await;
     home.import(&[join("c", "eve"), join("c", "zoe")]).await;
     let ask = async |user: &str, count: usize| {
@@ -313,9 +325,8 @@ async fn the_user_who_was_served_longest_ago_is_next() {
     assert_eq!(served, expected);
 }
 
-#[tokio::test]
-async fn no_more_jobs_of_one_user_run_at_a_time_than_the_cap_says() {
-    let home = Installation::new();
+async fn no_more_jobs_of_one_user_run_at_a_time_than_the_cap_says(on: &On) {
+    let home = Installation::on(on).await;
     home.import(&chat(3)).await;
     for _ in 0..5 {
         home.export("ann", "all").await;
@@ -351,10 +362,94 @@ async fn no_more_jobs_of_one_user_run_at_a_time_than_the_cap_says() {
     assert_eq!(rest, 4);
 }
 
-#[tokio::test]
-async fn a_job_of_an_encoder_that_is_not_here_is_left_alone() {
-    let (home, job) = one_job().await;
-    home.tamper("UPDATE export SET encoder = 'of another version'", []);
+async fn workers_that_claim_at_once_share_the_jobs_and_keep_the_cap(on: &On) {
+    const CAP: u64 = 2;
+    let home = Installation::on(on).await;
+    home.import(&chat(3)).await;
+    home.import(&[join("c", "eve"), join("c", "zoe")]).await;
+    for _ in 0..10 {
+        for user in ["ann", "eve", "zoe"] {
+            home.export(user, "all").await;
+        }
+    }
+    let mut ledgers = Vec::new();
+    for _ in 0..4 {
+        ledgers.push(home.another_exporter().await.ledger);
+    }
+    let workers = |work: Work| {
+        let workers = (0..8).map(|number| {
+            let ledger = Arc::clone(&ledgers[number % ledgers.len()]);
+            tokio::spawn(async move { work_off(ledger.as_ref(), CAP, work).await })
+        });
+        futures::future::join_all(workers.collect::<Vec<_>>())
+    };
+    let done = |claimed: Vec<Result<Vec<Claim>, _>>| {
+        let claims = claimed.into_iter().flat_map(Result::unwrap);
+        claims.map(|claim| (claim.export.user.to_string(), claim))
+    };
+    let held: Vec<_> = done(workers(Work::Hold).await).collect();
+    for user in ["ann", "eve", "zoe"] {
+        let of_user = held.iter().filter(|(of, _)| of == user).count() as u64;
+        assert_eq!(of_user, CAP, "{user}");
+    }
+    // A lease that is given back is one that another worker can have.
+    for (_, claim) in &held {
+        let given_back =
+            home.exporter
+                .ledger
+                .settle(claim.export.job_id, claim.id, Event::GivenBack);
+        given_back.await.unwrap();
+    }
+    let finished: Vec<_> = done(workers(Work::Finish).await).collect();
+    let jobs: HashSet<JobId> = finished.iter().map(|(_, it)| it.export.job_id).collect();
+    assert_eq!((finished.len(), jobs.len()), (30, 30));
+}
+
+#[derive(Clone, Copy)]
+enum Work {
+    /// Claims all that there is and finishes nothing.
+    Hold,
+    /// Finishes what it claims, until nothing is left.
+    Finish,
+}
+
+async fn work_off(ledger: &dyn Ledger, cap: u64, work: Work) -> Vec<Claim> {
+    let mut claims = Vec::new();
+    loop {
+        match (ledger.claim(offer(cap)).await.unwrap(), work) {
+            (Some(claim), Work::Hold) => claims.push(claim),
+            (None, Work::Hold) => return claims,
+            (Some(claim), Work::Finish) => {
+                let of_user = of(State::Running, Some(&claim.export.user));
+                let running = ledger.search(of_user, None, 100).await.unwrap().len() as u64;
+                assert!((1..=cap).contains(&running), "{running}");
+                let (job, end) = (claim.export.job_id, finished(&claim));
+                ledger.settle(job, claim.id, end).await.unwrap();
+                claims.push(claim);
+            }
+            (None, Work::Finish) => {
+                let queued = ledger.search(of(State::Queued, None), None, 1).await;
+                if queued.unwrap().is_empty() {
+                    return claims;
+                }
+                // Others hold as many as may run.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+fn of(state: State, user: Option<&UserId>) -> Filter {
+    Filter {
+        user: user.cloned(),
+        state: Some(state),
+    }
+}
+
+async fn a_job_of_an_encoder_that_is_not_here_is_left_alone(on: &On) {
+    let (home, job) = one_job(on).await;
+    home.change("UPDATE export SET encoder = 'of another version'")
+        .await;
     let before = export(&home, job).await;
     assert!(home.work().await.is_empty());
     assert_eq!(export(&home, job).await, before);
@@ -365,9 +460,8 @@ async fn a_job_of_an_encoder_that_is_not_here_is_left_alone() {
     assert_eq!(home.state(job).await, State::Queued);
 }
 
-#[tokio::test]
-async fn a_worker_keeps_its_lease_alive_while_it_works() {
-    let (home, job) = one_job().await;
+async fn a_worker_keeps_its_lease_alive_while_it_works(on: &On) {
+    let (home, job) = one_job(on).await;
     let terms = WorkerTerms {
         // Long enough for a machine that is busy with something else.
         lease: Duration::from_millis(1_500),
@@ -388,9 +482,8 @@ async fn a_worker_keeps_its_lease_alive_while_it_works() {
     held.abort();
 }
 
-#[tokio::test]
-async fn a_worker_whose_job_is_revoked_stops_and_nothing_is_done() {
-    let home = Installation::cutting_at(2);
+async fn a_worker_whose_job_is_revoked_stops_and_nothing_is_done(on: &On) {
+    let home = Installation::cutting(on, 2).await;
     home.import(&chat(10)).await;
     let job = home.export("ann", "all").await;
     let terms = WorkerTerms {
@@ -432,9 +525,8 @@ async fn a_worker_whose_job_is_revoked_stops_and_nothing_is_done() {
     );
 }
 
-#[tokio::test]
-async fn a_worker_that_is_told_to_stop_finishes_what_is_in_hand_and_gives_the_job_back() {
-    let home = Installation::cutting_at(100);
+async fn a_worker_that_is_told_to_stop_finishes_what_is_in_hand_and_gives_the_job_back(on: &On) {
+    let home = Installation::cutting(on, 100).await;
     home.import(&chat(2_500)).await;
     let job = home.export("ann", "all").await;
     let stop = CancellationToken::new();
@@ -462,9 +554,8 @@ async fn a_worker_that_is_told_to_stop_finishes_what_is_in_hand_and_gives_the_jo
     assert_eq!(next[0].parts_kept + next[0].parts_written, 25);
 }
 
-#[tokio::test]
-async fn a_worker_that_is_told_to_stop_before_it_did_anything_counts_no_attempt() {
-    let (home, job) = one_job().await;
+async fn a_worker_that_is_told_to_stop_before_it_did_anything_counts_no_attempt(on: &On) {
+    let (home, job) = one_job(on).await;
     for attempt in 1..=TERMS.max_attempts + 1 {
         let stop = CancellationToken::new();
         let token = stop.clone();

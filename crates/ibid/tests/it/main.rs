@@ -13,6 +13,7 @@ mod leases;
 mod nasty;
 mod opening;
 mod pg_server;
+mod postgres_ledger;
 mod postgres_source;
 mod random;
 mod real_data;

@@ -158,7 +158,7 @@ async fn what_was_written_is_there_when_the_folder_is_opened_again() {
     home.import(&chat(10)).await;
     let job = home.export("ann", "all").await;
     home.work().await;
-    let again = home.another_exporter();
+    let again = home.another_exporter().await;
     let found = again.ledger.find(job).await.unwrap().unwrap();
     assert_eq!(found.export, home.find(job).await.export);
     assert_eq!((found.parts_done, found.messages_done), (1, 10));

@@ -9,8 +9,15 @@ use ibid::ids::JobId;
 use ibid::work::Workshop;
 
 use crate::events::{chat, edit, join, leave, recall, say};
-use crate::harness::{Installation, LEASE, UNTIL_IDLE, until, work};
+use crate::harness::{Installation, LEASE, On, UNTIL_IDLE, on_both, until, work};
 use crate::interruptions::{InterruptedLedger, InterruptedSource, Step, Then};
+
+on_both! {
+    a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_the_rest,
+    a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_does_the_rest,
+    a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so,
+    several_workers_do_several_jobs_at_once_and_each_comes_out_right,
+}
 
 const PART_MESSAGES: u64 = 100;
 const PARTS: u64 = 8;
@@ -30,8 +37,8 @@ fn log() -> Vec<String> {
 }
 
 /// An installation in which ann's export of that log waits for a worker.
-async fn created() -> (Installation, JobId) {
-    let home = Installation::cutting_at(PART_MESSAGES);
+async fn created(on: &On) -> (Installation, JobId) {
+    let home = Installation::cutting(on, PART_MESSAGES).await;
     home.import(&log()).await;
     let job = home.export("ann", "all").await;
     (home, job)
@@ -39,7 +46,7 @@ async fn created() -> (Installation, JobId) {
 
 /// The digest that the log gives in a folder where nothing is cut.
 async fn undisturbed() -> [u8; 32] {
-    let (home, job) = created().await;
+    let (home, job) = created(&On::Sqlite).await;
     home.work().await;
     let artefact = home.artefact(job).await;
     assert_eq!((artefact.messages, artefact.parts), (800, PARTS));
@@ -74,10 +81,9 @@ async fn finished(home: &Installation, job: JobId, kept: u64, threads: usize) {
     assert_eq!(home.kept(job), [only]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_the_rest() {
+async fn a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_the_rest(on: &On) {
     for (parts, threads) in [(0, 1), (1, 1), (2, 1), (5, 3), (7, 2)] {
-        let (home, job) = created().await;
+        let (home, job) = created(on).await;
         let workshop = home.exporter.workshop(threads, Some(parts));
         // So many are recorded, and each thread holds one more whose bytes are written.
         let written = PARTS.min(parts + threads as u64);
@@ -96,8 +102,9 @@ async fn a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_t
 }
 
 /// Where a worker can be killed on its way, apart from between two parts.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_does_the_rest() {
+async fn a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_does_the_rest(
+    on: &On,
+) {
     for (step, occurrence, kept) in [
         (Step::Parts, 1, 0),
         (Step::PartDone, 1, 0),
@@ -107,7 +114,7 @@ async fn a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_
         // The artefact is written, and nobody knows.
         (Step::Settle, 1, 8),
     ] {
-        let (home, job) = created().await;
+        let (home, job) = created(on).await;
         let reached = Arc::new(AtomicUsize::new(0));
         let seen = Arc::clone(&reached);
         let mut workshop = home.exporter.workshop(1, None);
@@ -123,10 +130,9 @@ async fn a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so() {
+async fn a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so(on: &On) {
     for fault in ["source", "ledger"] {
-        let (home, job) = created().await;
+        let (home, job) = created(on).await;
         let mut workshop = home.exporter.workshop(1, None);
         match fault {
             "source" => {
@@ -158,9 +164,8 @@ async fn a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so() {
     }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn several_workers_do_several_jobs_at_once_and_each_comes_out_right() {
-    let home = Installation::cutting_at(PART_MESSAGES);
+async fn several_workers_do_several_jobs_at_once_and_each_comes_out_right(on: &On) {
+    let home = Installation::cutting(on, PART_MESSAGES).await;
     home.import(&log()).await;
     home.import(&[join("c", "eve"), say("c", "after eve came")])
         .await;
@@ -173,7 +178,7 @@ async fn several_workers_do_several_jobs_at_once_and_each_comes_out_right() {
         workers: 3,
         ..UNTIL_IDLE
     };
-    let another = home.another_exporter();
+    let another = home.another_exporter().await;
     let (mut reports, others) = tokio::join!(
         work(home.exporter.workshop(2, None), terms),
         work(another.workshop(1, None), terms),
