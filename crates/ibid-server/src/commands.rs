@@ -13,9 +13,10 @@ pub mod token;
 pub mod verify;
 pub mod worker;
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ibid::cut::CutRule;
 use ibid::exporter::{ExportTerms, Exporter};
@@ -25,7 +26,7 @@ use ibid::limits::Limits;
 use ibid::time::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::{Config, ConfigError, Environment, Flags, Settings, escape};
+use crate::config::{Config, ConfigError, Database, Environment, Flags, Settings, escape};
 
 pub use http::http_client;
 
@@ -81,10 +82,29 @@ impl From<ConfigError> for Failure {
     }
 }
 
+/// Whether a line could not be written to standard output, other than because nobody reads it.
+static UNSAID: AtomicBool = AtomicBool::new(false);
+
 /// Writes a line to standard output. When nobody reads it any more (`ibid ... | head`) the
-/// command goes on all the same.
+/// command goes on all the same; a disk that is full is told at its end, by [`all_said`].
 pub fn say(line: &str) {
-    let _ = writeln!(std::io::stdout(), "{line}");
+    let written = writeln!(std::io::stdout(), "{line}");
+    if written.is_err_and(|error| error.kind() != ErrorKind::BrokenPipe) {
+        UNSAID.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether everything that was said could be written.
+///
+/// # Errors
+/// Something is missing in the output.
+pub fn all_said() -> Result<(), Failure> {
+    if UNSAID.load(Ordering::Relaxed) {
+        return Err(Failure::failed(
+            "the output could not be written whole; look at where it goes",
+        ));
+    }
+    Ok(())
 }
 
 /// Writes a line to standard error, without what could steer a terminal: it may hold the words
@@ -109,7 +129,7 @@ pub fn load(flags: &Flags) -> Result<Config, Failure> {
 ///
 /// # Errors
 /// It cannot be opened, and what to do about that.
-pub fn open(settings: &Settings) -> Result<Exporter, Failure> {
+pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
     let limit = |limit: Option<std::num::NonZeroU32>| limit.map_or(0, |n| u64::from(n.get()));
     let terms = ExportTerms {
         limits: Limits {
@@ -122,21 +142,26 @@ pub fn open(settings: &Settings) -> Result<Exporter, Failure> {
         },
         link_life: settings.link,
     };
-    let (database, artifacts) = (&settings.database, &settings.artifacts);
-    Exporter::open(database, artifacts, Clock::system(), terms)
-        .map_err(|e| Failure::failed(e.to_string()))
+    let (artifacts, clock) = (&settings.artifacts, Clock::system());
+    let opened = match &settings.database {
+        Database::Sqlite(path) => Exporter::open(path, artifacts, clock, terms),
+        Database::Postgres(url) => Exporter::connect(url, artifacts, clock, terms).await,
+    };
+    opened.map_err(|e| Failure::failed(e.to_string()))
 }
 
 /// As [`open`], for commands that are about something that must be there already: a slip in
 /// `--data` must not make a new and empty store.
-fn open_existing(settings: &Settings) -> Result<Exporter, Failure> {
-    if !settings.database.exists() {
+async fn open_existing(settings: &Settings) -> Result<Exporter, Failure> {
+    if let Database::Sqlite(path) = &settings.database
+        && !path.exists()
+    {
         return Err(Failure::failed(format!(
             "there is no database {}; name the data folder with --data",
-            settings.database.display()
+            path.display()
         )));
     }
-    open(settings)
+    open(settings).await
 }
 
 /// Creates the data folder, for its owner only, where it is missing.

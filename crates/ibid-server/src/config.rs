@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 
 pub use environment::Environment;
 pub use flags::{Flags, ServeFlags, StoreFlags, WorkFlags};
-pub use keys::Settings;
+pub use keys::{Database, Settings};
 
 use keys::{Form, Key};
 

@@ -140,8 +140,10 @@ where
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     let work = async {
-        if let Some(worker) = &worker {
-            worker.run(&stop).await;
+        if let Some(worker) = &worker
+            && let Err(error) = worker.run(&stop).await
+        {
+            tracing::error!(%error, "the worker ended");
         }
     };
     let both = async {

@@ -187,6 +187,9 @@ pub enum Event {
         retry_at: Time,
         terms: Terms,
     },
+    /// The worker met something that is not the job's fault, such as a full disk: it waits until
+    /// that is over, however long, and the attempt does not count.
+    Hindered { problem: Problem, retry_at: Time },
     /// The worker met something that will not pass.
     GaveUp { problem: Problem, terms: Terms },
     /// The artefact is written and safe.
@@ -200,6 +203,9 @@ pub enum Event {
     /// The retention has passed.
     Expired,
 }
+
+/// The longest time that a job waits before it is tried again.
+pub const LONGEST_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// The rules that an event is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -230,6 +236,7 @@ impl Export {
     /// | Claimed | running | - | - | - | - | - |
     /// | GivenBack | - | queued | - | - | - | - |
     /// | Lapsed, Faltered | - | queued, or failed after `max_attempts` | - | - | - | - |
+    /// | Hindered | - | queued | - | - | - | - |
     /// | GaveUp | - | failed | - | - | - | - |
     /// | Finished | - | done | - | - | - | - |
     /// | Revoked | revoked | revoked | revoked | revoked | (unchanged) | (unchanged) |
@@ -280,10 +287,11 @@ impl Export {
                 if self.strike(terms) {
                     self.fail(problem, now, terms);
                 } else {
-                    self.back_to_queue(retry_at);
-                    let since = self.waiting.take().map_or(now, |waiting| waiting.since);
-                    self.waiting = Some(Waiting { problem, since });
+                    self.wait(problem, retry_at, now);
                 }
+            }
+            (State::Running, Event::Hindered { problem, retry_at }) => {
+                self.wait(problem, retry_at, now);
             }
             (State::Running, Event::GaveUp { problem, terms }) => self.fail(problem, now, terms),
             (State::Running, Event::Finished { artefact, terms }) => {
@@ -323,7 +331,8 @@ impl Export {
                     .revocation
                     .as_ref()
                     .is_some_and(|revocation| revocation.by == RevokedBy::Admin);
-                if !by_admin || self.artefact.is_none() || self.purging {
+                let expired = self.expires_at.is_some_and(|at| at <= now);
+                if !by_admin || self.artefact.is_none() || self.purging || expired {
                     return Err(refused);
                 }
                 self.state = State::Done;
@@ -349,6 +358,7 @@ impl Export {
                 Event::GivenBack
                 | Event::Lapsed { .. }
                 | Event::Faltered { .. }
+                | Event::Hindered { .. }
                 | Event::GaveUp { .. }
                 | Event::Finished { .. },
             )
@@ -390,6 +400,12 @@ impl Export {
         self.state = State::Queued;
         self.lease = None;
         self.due_at = due_at;
+    }
+
+    fn wait(&mut self, problem: Problem, retry_at: Time, now: Time) {
+        self.back_to_queue(retry_at);
+        let since = self.waiting.take().map_or(now, |waiting| waiting.since);
+        self.waiting = Some(Waiting { problem, since });
     }
 
     fn fail(&mut self, problem: Problem, now: Time, terms: Terms) {
@@ -472,6 +488,10 @@ mod tests {
                 retry_at: NOW,
                 terms: TERMS,
             },
+            Event::Hindered {
+                problem: problem(),
+                retry_at: NOW,
+            },
             Event::GaveUp {
                 problem: problem(),
                 terms: TERMS,
@@ -501,10 +521,10 @@ mod tests {
         let path: &[usize] = match state {
             State::Queued => &[],
             State::Running => &[0],
-            State::Done => &[0, 5],
-            State::Failed => &[0, 4],
-            State::Revoked => &[0, 5, 6],
-            State::Expired => &[0, 5, 9],
+            State::Done => &[0, 6],
+            State::Failed => &[0, 5],
+            State::Revoked => &[0, 6, 7],
+            State::Expired => &[0, 6, 10],
         };
         let mut export = queued();
         for step in path {
@@ -518,11 +538,12 @@ mod tests {
     fn every_pair_of_state_and_event_does_what_the_table_says() {
         use State::{Done, Expired, Failed, Queued, Revoked, Running};
         // None: refused. The order of events is that of `events()`.
-        let table: [(State, [Option<State>; 10]); 6] = [
+        let table: [(State, [Option<State>; 11]); 6] = [
             (
                 Queued,
                 [
                     Some(Running),
+                    None,
                     None,
                     None,
                     None,
@@ -541,6 +562,7 @@ mod tests {
                     Some(Queued),
                     Some(Queued),
                     Some(Queued),
+                    Some(Queued),
                     Some(Failed),
                     Some(Done),
                     Some(Revoked),
@@ -552,6 +574,7 @@ mod tests {
             (
                 Done,
                 [
+                    None,
                     None,
                     None,
                     None,
@@ -573,6 +596,7 @@ mod tests {
                     None,
                     None,
                     None,
+                    None,
                     Some(Revoked),
                     None,
                     Some(Queued),
@@ -588,6 +612,7 @@ mod tests {
                     None,
                     None,
                     None,
+                    None,
                     Some(Revoked),
                     Some(Done),
                     None,
@@ -597,6 +622,7 @@ mod tests {
             (
                 Expired,
                 [
+                    None,
                     None,
                     None,
                     None,
@@ -672,6 +698,31 @@ mod tests {
             .on(falter(Time::from_seconds(1_030)), Time::from_seconds(1_011))
             .unwrap();
         assert_eq!(export.waiting.as_ref().unwrap().since, NOW);
+    }
+
+    #[test]
+    fn what_is_not_the_jobs_fault_is_waited_out_however_long() {
+        let mut export = queued();
+        for attempt in 1..=20 {
+            export.on(events()[0].clone(), NOW).unwrap();
+            let hindered = Event::Hindered {
+                problem: problem(),
+                retry_at: NOW,
+            };
+            export.on(hindered, NOW).unwrap();
+            assert_eq!((export.state, export.strikes), (State::Queued, 0));
+            assert_eq!(export.attempts, attempt);
+        }
+        assert_eq!(export.waiting.as_ref().unwrap().since, NOW);
+    }
+
+    #[test]
+    fn a_revocation_cannot_be_taken_back_after_the_retention() {
+        let mut export = at(State::Revoked);
+        let edge = Time::from_seconds(1_100);
+        assert!(export.on(Event::Restored, edge).is_err());
+        let before = edge.minus(Duration::from_micros(1));
+        assert!(export.on(Event::Restored, before).is_ok());
     }
 
     #[test]

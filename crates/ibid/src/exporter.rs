@@ -6,19 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
 use tokio::sync::Notify;
 
 use crate::cut::CutRule;
 use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::key::IdempotencyKey;
+use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
 use crate::limits::Limits;
 use crate::link::{KeyRing, Link, LinkError};
+use crate::postgres::{ConnectError, Pg};
 use crate::scope::Request;
 use crate::segment;
+use crate::source::postgres::PostgresSource;
 use crate::source::sqlite::SqliteSource;
 use crate::source::{Source, SourceError};
 use crate::sqlite::{Db, OpenError};
@@ -50,11 +53,16 @@ pub struct Exporter {
 pub enum ExporterError {
     #[error(transparent)]
     Database(#[from] OpenError),
+    #[error(transparent)]
+    Postgres(#[from] ConnectError),
     #[error(
         "cannot use the folder of artefacts {path}: {source}; make it writable, or name another with --artifacts"
     )]
     Vault { path: String, source: VaultError },
 }
+
+/// How often a download that goes on is looked at again.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 /// A download that may go ahead.
 #[derive(Clone, Debug)]
@@ -100,12 +108,28 @@ impl Exporter {
         terms: ExportTerms,
     ) -> Result<Exporter, ExporterError> {
         let db = Db::open(database)?;
-        let vault = Vault::in_folder(artifacts).map_err(|source| ExporterError::Vault {
-            path: artifacts.display().to_string(),
-            source,
-        })?;
+        let vault = vault(artifacts)?;
         let source = Arc::new(SqliteSource::new(db.clone()));
         let ledger = Arc::new(SqliteLedger::new(db, clock));
+        Ok(Exporter::new(source, ledger, vault, terms))
+    }
+
+    /// Opens an installation whose log and ledger lie in the PostgreSQL database at `url`, and
+    /// its artefacts in a folder. The schema must be there and up to date.
+    ///
+    /// # Errors
+    /// Each with what to do about it.
+    pub async fn connect(
+        url: &str,
+        artifacts: &Path,
+        clock: Clock,
+        terms: ExportTerms,
+    ) -> Result<Exporter, ExporterError> {
+        let pg = Pg::connect(url).await?;
+        pg.check_schema().await?;
+        let vault = vault(artifacts)?;
+        let source = Arc::new(PostgresSource::new(pg.clone()));
+        let ledger = Arc::new(PostgresLedger::new(pg, clock));
         Ok(Exporter::new(source, ledger, vault, terms))
     }
 
@@ -224,8 +248,19 @@ impl Exporter {
         Ok(export)
     }
 
-    /// Takes an admin's revocation back.
+    /// Takes an admin's revocation back, if the bytes are still there.
     pub async fn restore(&self, job: JobId) -> Result<Export, LedgerError> {
+        let export = self.ledger.find(job).await?;
+        let export = export.ok_or(LedgerError::NotFound)?.export;
+        if let Some(artefact) = &export.artefact {
+            match self.vault.length(artefact_key(&export, artefact)).await {
+                Ok(length) if length == artefact.bytes => {}
+                Ok(_) | Err(VaultError::Missing) => {
+                    return Err(LedgerError::Refused(export.state));
+                }
+                Err(error) => return Err(LedgerError::Unavailable(error.to_string())),
+            }
+        }
         let (export, change) = self.ledger.decide(job, Event::Restored).await?;
         debug_assert_eq!(change, Change::Changed);
         Ok(export)
@@ -285,15 +320,57 @@ impl Exporter {
         }
     }
 
-    /// The bytes of `range` of an artefact; ends with an error if they cannot be read.
+    /// The bytes of `range` of an artefact; ends with an error if they cannot be read, or once
+    /// the download may no longer go on.
     pub async fn read(
         &self,
         download: &Download,
         range: Range<u64>,
     ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
         let key = artefact_key(&download.export, &download.artefact);
-        self.vault.read(key, range).await
+        let bytes = self.vault.read(key, range).await?;
+        let (exporter, export) = (self.clone(), download.export.clone());
+        let watched = futures::stream::try_unfold(
+            (bytes, tokio::time::Instant::now()),
+            move |(mut bytes, mut looked)| {
+                let (exporter, export) = (exporter.clone(), export.clone());
+                async move {
+                    if looked.elapsed() >= LOOK_AGAIN {
+                        looked = tokio::time::Instant::now();
+                        exporter.may_go_on(&export).await?;
+                    }
+                    let next = bytes.try_next().await?;
+                    Ok(next.map(|chunk| (chunk, (bytes, looked))))
+                }
+            },
+        );
+        Ok(watched.boxed())
     }
+
+    /// Whether a download that has begun may go on: its link may end meanwhile, and so may the
+    /// retention, but not its user's right to it. A database that does not answer now has
+    /// answered before, and is asked again.
+    async fn may_go_on(&self, export: &Export) -> Result<(), VaultError> {
+        let gone = |what: &str| Err(VaultError::Unavailable(what.to_owned()));
+        match self.ledger.find(export.job_id).await {
+            Ok(Some(found)) if found.export.state == State::Revoked => {
+                return gone("the export was revoked");
+            }
+            Ok(None) => return gone("the export is gone"),
+            Ok(Some(_)) | Err(_) => {}
+        }
+        match self.source.account_enabled(&export.user).await {
+            Ok(false) => gone("the account was disabled"),
+            Ok(true) | Err(_) => Ok(()),
+        }
+    }
+}
+
+fn vault(folder: &Path) -> Result<Vault, ExporterError> {
+    Vault::in_folder(folder).map_err(|source| ExporterError::Vault {
+        path: folder.display().to_string(),
+        source,
+    })
 }
 
 fn artefact_key(export: &Export, artefact: &Artefact) -> Key {

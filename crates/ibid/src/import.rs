@@ -56,9 +56,13 @@ pub enum Note<'a> {
 pub enum ImportError {
     #[error("cannot read the file: {0}")]
     Read(#[from] io::Error),
-    /// Each was told as a [`Note::Refused`]; nothing was written.
-    #[error("{0} lines are invalid; nothing was written")]
-    Refused(u64),
+    /// Each was told as a [`Note::Refused`]; this run wrote nothing.
+    #[error("{count} lines are invalid")]
+    Refused {
+        count: u64,
+        /// Lines that an earlier, interrupted run of the same import had written.
+        written_before: u64,
+    },
     #[error(
         "the file changed while it was read; what is written stays, so import the rest as \
          another file"
@@ -66,8 +70,8 @@ pub enum ImportError {
     FileChanged,
     #[error(
         "line {line} was valid when the file was checked and is not any more, because the log \
-         was written to meanwhile ({invalid}); the lines before it are written, and the same \
-         command goes on from there once it is mended"
+         was written to meanwhile ({invalid}); the lines before its batch are written: go on with \
+         --skip-invalid on the same file, or put what is missing into a file of its own"
     )]
     Overtaken { line: u64, invalid: Invalid },
     #[error(transparent)]
@@ -111,7 +115,10 @@ pub async fn import(
     }
     let refused = check(source, file, report.continued_after_line, note).await?;
     if refused > 0 && !manner.skip_invalid {
-        return Err(ImportError::Refused(refused));
+        return Err(ImportError::Refused {
+            count: refused,
+            written_before: report.continued_after_line,
+        });
     }
     write(source, file, digest, manner, &mut report, note).await?;
     Ok(report)

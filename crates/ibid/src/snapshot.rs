@@ -81,6 +81,12 @@ impl Window {
         self.stays.iter().map(Stay::messages).sum()
     }
 
+    /// The stay that holds the message `seq`, or else the next one that holds any.
+    pub fn stay_at_or_after(&self, seq: u64) -> Option<&Stay> {
+        let from = self.stays.partition_point(|stay| stay.last_seq < seq);
+        self.stays[from..].iter().find(|stay| stay.messages() > 0)
+    }
+
     /// Whether something that was done at `gseq` was done inside.
     pub fn contains(&self, gseq: u64) -> bool {
         self.stays.iter().any(|stay| stay.contains(gseq))

@@ -35,6 +35,9 @@ pub trait Source: Send + Sync {
     /// How far the file with this digest has been imported; `None` if never begun.
     async fn imported(&self, digest: [u8; 32]) -> Result<Option<Imported>, SourceError>;
 
+    /// Declares the first load finished, whatever files were begun and given up.
+    async fn end_load(&self) -> Result<(), SourceError>;
+
     /// Reads messages in their order from `place` on, as `windows` show them in `snapshot`, into
     /// `page`, whose content is overwritten: at least one, and no more than fit a page. Every call is one short transaction; since the
     /// snapshot is data, pages of different transactions agree.
@@ -166,20 +169,21 @@ impl Windows {
     fn at_or_after(&self, place: Place) -> Option<Place> {
         let mut seq = place.seq;
         for (index, window) in self.0.iter().enumerate().skip(place.window) {
-            for stay in &window.stays {
-                let next = seq.max(stay.first_seq);
-                if next <= stay.last_seq {
-                    return Some(Place {
-                        window: index,
-                        seq: next,
-                    });
-                }
+            if let Some(stay) = window.stay_at_or_after(seq) {
+                return Some(Place {
+                    window: index,
+                    seq: seq.max(stay.first_seq),
+                });
             }
             seq = 0;
         }
         None
     }
 }
+
+/// A page ends at this many messages or bytes of text, whichever comes first.
+pub const PAGE_MESSAGES: usize = 1_000;
+pub const PAGE_BYTES: usize = 512 * 1024;
 
 /// Messages in their order, each with its place. Their texts lie in two buffers that are used
 /// again from page to page, so that reading leaves no small pieces behind.
@@ -250,6 +254,17 @@ impl Page {
         if let Some(body) = body {
             row.body = body;
         }
+    }
+
+    /// Whether nothing more should be read into it.
+    pub fn is_full(&self) -> bool {
+        self.rows.len() >= PAGE_MESSAGES || self.bytes() >= PAGE_BYTES
+    }
+
+    /// Leaves out what comes after `last`.
+    pub fn cut_after(&mut self, last: Place) {
+        let kept = self.rows.partition_point(|row| row.place <= last);
+        self.rows.truncate(kept);
     }
 
     /// The place of the last message.

@@ -50,6 +50,10 @@ pub enum OpenError {
         path: PathBuf,
         source: std::io::Error,
     },
+    #[error(
+        "the database {path} cannot be written; make the file and its folder writable for this user"
+    )]
+    ReadOnly { path: PathBuf },
     #[error("{path} is not a database of ibid; name another file with --database")]
     Foreign { path: PathBuf },
     #[error(
@@ -285,6 +289,12 @@ fn connect(path: &Path, cache_kib: i32) -> Result<Connection, OpenError> {
         connection.pragma_update(None, "cache_size", -cache_kib)
     };
     let connection = open().map_err(|source| failed(path, source))?;
+    // SQLite opens a file that cannot be written for reading, and says so only when it is.
+    if connection.is_readonly("main").unwrap_or(false) {
+        return Err(OpenError::ReadOnly {
+            path: path.to_owned(),
+        });
+    }
     // The journal mode is kept in the file, so it is not touched before the file is known to
     // be one of ours.
     schema(&connection, path)?;

@@ -144,6 +144,10 @@ impl Vault {
         let whole =
             futures::stream::try_unfold((stream, missing), |(mut stream, missing)| async move {
                 match stream.next().await {
+                    // A file that was cut is read as empty pieces without end.
+                    Some(Ok(bytes)) if bytes.is_empty() && missing > 0 => Err(
+                        VaultError::Unavailable(format!("the object ended {missing} bytes early")),
+                    ),
                     Some(Ok(bytes)) => {
                         let missing = missing.saturating_sub(bytes.len() as u64);
                         Ok(Some((bytes, (stream, missing))))
@@ -168,21 +172,39 @@ impl Vault {
     }
 
     /// Deletes everything of `job` but the object at `keep`. What is gone already is no error.
+    /// Looks at the disk itself, because the store hides what a write that was killed left.
     pub async fn delete_all_but(&self, job: JobId, keep: Option<Key>) -> Result<(), VaultError> {
-        let keep = keep.map(Key::path);
-        let prefix = object_store::path::Path::from(job.to_string());
-        let mut listed = self.store.list(Some(&prefix));
-        while let Some(object) = listed.try_next().await? {
-            if Some(&object.location) == keep.as_ref() {
-                continue;
-            }
-            match self.store.delete(&object.location).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
+        let folder = self.folder.join(job.to_string());
+        let keep = keep.map(|key| self.folder.join(key.path().as_ref()));
+        tokio::task::spawn_blocking(move || delete_below(&folder, keep.as_deref()))
+            .await
+            .map_err(|e| VaultError::Unavailable(e.to_string()))?
+            .map_err(|e| VaultError::Unavailable(format!("cannot delete: {e}")))
     }
+}
+
+/// Deletes what is in `folder`, but not `keep` and the folders above it.
+fn delete_below(folder: &Path, keep: Option<&Path>) -> std::io::Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    for entry in entries {
+        let entry = entry?;
+        let path = entry.path();
+        let deleted = match keep {
+            Some(keep) if keep == path => Ok(()),
+            Some(keep) if keep.starts_with(&path) => delete_below(&path, Some(keep)),
+            _ if entry.file_type()?.is_dir() => std::fs::remove_dir_all(&path),
+            _ => std::fs::remove_file(&path),
+        };
+        match deleted {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 /// An object that is being written.

@@ -81,9 +81,12 @@ pub enum WorkError {
     /// Nothing: the job is no longer this worker's.
     #[error("the lease was lost")]
     LeaseLost,
-    /// Try again later.
+    /// Try again later; it may be the job's fault, so not for ever.
     #[error("{}", .0.detail)]
     Retry(Problem),
+    /// Wait until something else is over, such as a full disk.
+    #[error("{}", .0.detail)]
+    Hindered(Problem),
     /// Give up: it would not end differently.
     #[error("{}", .0.detail)]
     GiveUp(Problem),
@@ -92,6 +95,13 @@ pub enum WorkError {
 impl WorkError {
     fn retry(kind: &str, detail: String) -> WorkError {
         WorkError::Retry(Problem {
+            kind: kind.to_owned(),
+            detail,
+        })
+    }
+
+    fn hindered(kind: &str, detail: String) -> WorkError {
+        WorkError::Hindered(Problem {
             kind: kind.to_owned(),
             detail,
         })
@@ -123,11 +133,11 @@ impl From<LedgerError> for WorkError {
                 WorkError::LeaseLost
             }
             LedgerError::OtherDigest { part } => WorkError::not_deterministic(part),
-            LedgerError::Unavailable(detail) => WorkError::retry(
+            LedgerError::Unavailable(detail) => WorkError::hindered(
                 "database-unavailable",
                 format!("The ledger does not answer ({detail}). It is tried again by itself."),
             ),
-            LedgerError::Unusable(detail) => WorkError::retry("database-unavailable", detail),
+            LedgerError::Unusable(detail) => WorkError::hindered("database-unavailable", detail),
             LedgerError::Unreadable(_) => WorkError::give_up(
                 "ledger-unreadable",
                 format!("{error}. Use the version of ibid that wrote it."),
@@ -150,14 +160,14 @@ impl From<SourceError> for WorkError {
             | SourceError::Invalid {
                 invalid: crate::event::Invalid { reason: detail, .. },
                 ..
-            } => WorkError::retry(
+            } => WorkError::hindered(
                 "source-unavailable",
                 format!("The log does not answer ({detail}). It is tried again by itself."),
             ),
-            SourceError::Refused(detail) => WorkError::retry("source-unavailable", detail),
+            SourceError::Refused(detail) => WorkError::hindered("source-unavailable", detail),
             // Reading never meets it.
             SourceError::ImportElsewhere => {
-                WorkError::retry("source-unavailable", format!("{error}."))
+                WorkError::hindered("source-unavailable", format!("{error}."))
             }
         }
     }
@@ -165,7 +175,7 @@ impl From<SourceError> for WorkError {
 
 impl From<VaultError> for WorkError {
     fn from(error: VaultError) -> WorkError {
-        WorkError::retry(
+        WorkError::hindered(
             "storage-unavailable",
             format!(
                 "The store of artefacts failed ({error}). It is tried again by itself; free \
@@ -337,7 +347,7 @@ impl Workshop {
                 PartError::Vault(error) => error.into(),
                 PartError::Altered => WorkError::not_deterministic(part.number),
                 // It was whole when this attempt began; the next one renders it again.
-                PartError::Damaged => WorkError::retry(
+                PartError::Damaged => WorkError::hindered(
                     "storage-unavailable",
                     format!("Part {} was damaged in the store.", part.number),
                 ),

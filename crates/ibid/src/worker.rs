@@ -7,10 +7,11 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::export::{Event, Export, Problem, State, Terms};
+use crate::export::{Event, Export, LONGEST_WAIT, Problem, State, Terms, Waiting};
 use crate::ids::JobId;
 use crate::ledger::{Claim, LedgerError, Offer};
 use crate::segment;
+use crate::time::Time;
 use crate::vault::Key;
 use crate::work::{Tally, WorkError, Worked, Workshop};
 
@@ -44,6 +45,9 @@ pub struct AttemptReport {
     pub error: Option<Problem>,
 }
 
+/// How often a worker that is to end when idle looks at a ledger that does not answer.
+const MOST_FAILURES: u32 = 5;
+
 /// Takes jobs and works on them.
 pub struct Worker {
     workshop: Workshop,
@@ -70,30 +74,42 @@ impl Worker {
 
     /// Works until `stop`: then no job is taken any more, parts in hand are finished, and
     /// leases are given back.
-    pub async fn run(&self, stop: &CancellationToken) {
+    ///
+    /// # Errors
+    /// Only of a worker that is to end when idle: the ledger has not answered for several looks.
+    pub async fn run(&self, stop: &CancellationToken) -> Result<(), LedgerError> {
         let loops = (0..self.terms.workers).map(|_| self.claim_loop(stop));
-        futures::future::join_all(loops).await;
+        futures::future::try_join_all(loops).await.map(drop)
     }
 
-    async fn claim_loop(&self, stop: &CancellationToken) {
+    async fn claim_loop(&self, stop: &CancellationToken) -> Result<(), LedgerError> {
+        let mut failures = 0;
         while !stop.is_cancelled() {
             let woken = self.wake.notified();
             match self.claim().await {
                 Ok(Some(claim)) => {
+                    failures = 0;
                     let report = self.attempt(claim, stop).await;
                     (self.report)(report);
                     continue;
                 }
-                Ok(None) if self.terms.until_idle => return,
-                Ok(None) => {}
-                Err(error) => tracing::warn!(%error, "the ledger does not answer; trying again"),
+                Ok(None) if self.terms.until_idle => return Ok(()),
+                Ok(None) => failures = 0,
+                Err(error) if self.terms.until_idle && failures >= MOST_FAILURES => {
+                    return Err(error);
+                }
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(%error, "the ledger does not answer; trying again");
+                }
             }
             tokio::select! {
-                () = stop.cancelled() => return,
+                () = stop.cancelled() => return Ok(()),
                 () = woken => {}
                 () = tokio::time::sleep(self.terms.poll) => {}
             }
         }
+        Ok(())
     }
 
     async fn claim(&self) -> Result<Option<Claim>, LedgerError> {
@@ -193,6 +209,14 @@ impl Worker {
                 };
                 (event, error)
             }
+            Err(WorkError::Hindered(problem)) => {
+                let retry_at = match self.workshop.ledger.now().await {
+                    Ok(now) => now.plus(patience(claim.export.waiting.as_ref(), now)),
+                    Err(_) => return (None, Some(problem)),
+                };
+                let error = Some(problem.clone());
+                (Event::Hindered { problem, retry_at }, error)
+            }
             Err(WorkError::GiveUp(problem)) => {
                 let error = Some(problem.clone());
                 (Event::GaveUp { problem, terms }, error)
@@ -220,10 +244,20 @@ impl Worker {
     }
 }
 
-/// How long to wait before attempt after attempt: 1 s, 2 s, 4 s .. 60 s, each between half and
-/// all of it, so that many workers do not come back at the same moment.
+/// How long to wait before attempt after attempt: 1 s, 2 s, 4 s .. 60 s, less a random share, so
+/// that many workers do not come back at the same moment.
 fn backoff(strikes: u32) -> Duration {
-    let full = Duration::from_secs(1 << strikes.min(6)).min(Duration::from_secs(60));
+    jitter(Duration::from_secs(1 << strikes.min(6)).min(LONGEST_WAIT))
+}
+
+/// How long to wait for something that is to pass: as long as it has lasted, up to 60 s.
+fn patience(waiting: Option<&Waiting>, now: Time) -> Duration {
+    let lasted = waiting.map_or(Duration::ZERO, |waiting| waiting.since.until(now));
+    jitter(lasted.clamp(Duration::from_secs(1), LONGEST_WAIT))
+}
+
+/// Between half of `full` and all of it.
+fn jitter(full: Duration) -> Duration {
     let mut noise = [0; 1];
     // Without random numbers all wait the whole time, which is no worse than late.
     let share = match getrandom::fill(&mut noise) {

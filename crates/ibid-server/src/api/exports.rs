@@ -231,36 +231,43 @@ pub async fn list(
 }
 
 fn page_of(query: &str) -> Result<(u32, Option<Cursor>), Problem> {
-    let (mut limit, mut before) = (DEFAULT_LIMIT, None);
+    let (mut limit, mut before) = (None, None);
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = percent_decode(value).unwrap_or_default();
-        match name {
-            "limit" if value.is_empty() => {}
-            "cursor" if value.is_empty() => {}
-            "limit" => {
-                limit = value
-                    .parse()
-                    .ok()
-                    .filter(|limit| (1..=MAX_LIMIT).contains(limit))
-                    .ok_or_else(|| {
-                        Problem::request_invalid("The limit must be a number from 1 to 200.")
-                    })?;
-            }
-            "cursor" => {
-                before = Some(cursor(&value).ok_or_else(|| {
-                    Problem::request_invalid(
-                        "The cursor must be the \"next\" of an earlier answer, unchanged.",
-                    )
-                })?);
-            }
+        let slot = match name {
+            "limit" => &mut limit,
+            "cursor" => &mut before,
             _ => {
                 return Err(Problem::request_invalid(
                     "Only the parameters limit and cursor are known here.",
                 ));
             }
+        };
+        let value = percent_decode(value)
+            .ok_or_else(|| Problem::request_invalid("A parameter is not percent-encoded UTF-8."))?;
+        if slot.replace(value).is_some() {
+            return Err(Problem::request_invalid(
+                "The parameters limit and cursor may stand once each.",
+            ));
         }
     }
+    let given = |value: Option<String>| value.filter(|value| !value.is_empty());
+    let limit = match given(limit) {
+        None => DEFAULT_LIMIT,
+        Some(limit) => limit
+            .parse()
+            .ok()
+            .filter(|limit| (1..=MAX_LIMIT).contains(limit))
+            .ok_or_else(|| Problem::request_invalid("The limit must be a number from 1 to 200."))?,
+    };
+    let before = match given(before) {
+        None => None,
+        Some(text) => Some(cursor(&text).ok_or_else(|| {
+            Problem::request_invalid(
+                "The cursor must be the \"next\" of an earlier answer, unchanged.",
+            )
+        })?),
+    };
     Ok((limit, before))
 }
 

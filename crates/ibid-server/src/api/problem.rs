@@ -317,7 +317,7 @@ fn too_many_exports(limit: LimitReached) -> Problem {
         LimitReached::Unfinished { limit, retry_after } => (
             format!(
                 "You have {limit} unfinished exports, which is the limit; it ends when one of \
-                 them is finished or withdrawn."
+                 them is finished."
             ),
             retry_after,
         ),

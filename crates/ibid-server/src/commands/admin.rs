@@ -5,11 +5,12 @@ use ibid::export::{RevokedBy, State};
 use ibid::exporter::Exporter;
 use ibid::ids::{JobId, UserId};
 use ibid::ledger::{Cursor, Filter, Found, LedgerError};
+use ibid::postgres::Pg;
 use ibid::time::Time;
 use serde_json::json;
 
-use super::{Failure, job_id, ledger_failure, load, open_existing, say, unavailable};
-use crate::config::{StoreFlags, escape};
+use super::{Failure, job_id, ledger_failure, load, open, open_existing, say, unavailable};
+use crate::config::{Database, StoreFlags, escape};
 
 /// The longest reason for a revocation, in characters.
 const MAX_REASON_CHARS: usize = 1000;
@@ -44,6 +45,22 @@ enum AdminCommand {
         /// Why; its owner sees this
         #[arg(long, value_parser = reason)]
         reason: String,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// Let exports be created although an import into the empty log was given up
+    ///
+    /// While the first import is not finished, no export can be created, because it would not be
+    /// whole. If that import will never be finished, this ends the wait.
+    EndLoad {
+        #[command(flatten)]
+        store: StoreFlags,
+    },
+    /// Bring the database's schema up to date
+    ///
+    /// Nodes that run meanwhile go on. SQLite is brought up to date by every command that opens
+    /// it, PostgreSQL by this one (and by `serve --migrate`) only.
+    Migrate {
         #[command(flatten)]
         store: StoreFlags,
     },
@@ -120,19 +137,50 @@ impl From<StateName> for State {
 pub async fn run(args: AdminArgs) -> Result<(), Failure> {
     match args.command {
         AdminCommand::Revoke { job, reason, store } => {
-            revoke(&existing(&store)?, job, reason).await
+            revoke(&existing(&store).await?, job, reason).await
         }
-        AdminCommand::Restore { job, store } => restore(&existing(&store)?, job).await,
+        AdminCommand::Restore { job, store } => restore(&existing(&store).await?, job).await,
         AdminCommand::Disable { user, store } => {
-            set_account(&existing(&store)?, &user, false).await
+            set_account(&existing(&store).await?, &user, false).await
         }
-        AdminCommand::Enable { user, store } => set_account(&existing(&store)?, &user, true).await,
-        AdminCommand::List(args) => list(&existing(&args.store)?, args).await,
+        AdminCommand::Enable { user, store } => {
+            set_account(&existing(&store).await?, &user, true).await
+        }
+        AdminCommand::List(args) => list(&existing(&args.store).await?, args).await,
+        AdminCommand::EndLoad { store } => end_load(&existing(&store).await?).await,
+        AdminCommand::Migrate { store } => migrate(&store).await,
     }
 }
 
-fn existing(store: &StoreFlags) -> Result<Exporter, Failure> {
-    open_existing(&load(&store.flags())?.settings)
+async fn existing(store: &StoreFlags) -> Result<Exporter, Failure> {
+    open_existing(&load(&store.flags())?.settings).await
+}
+
+async fn end_load(exporter: &Exporter) -> Result<(), Failure> {
+    let ended = exporter.source.end_load().await;
+    ended.map_err(|error| unavailable(&error))?;
+    say("The first load counts as finished; exports can be created.");
+    Ok(())
+}
+
+async fn migrate(store: &StoreFlags) -> Result<(), Failure> {
+    let config = load(&store.flags())?;
+    let Database::Postgres(url) = &config.settings.database else {
+        // Opening the file brings it up to date.
+        open(&config.settings).await?;
+        say("The database is up to date.");
+        return Ok(());
+    };
+    let migrating = async { Pg::connect(url).await?.migrate().await };
+    match migrating.await {
+        Ok(0) => say("The database was up to date already."),
+        Ok(1) => say("The database is up to date: 1 migration applied."),
+        Ok(count) => say(&format!(
+            "The database is up to date: {count} migrations applied."
+        )),
+        Err(error) => return Err(Failure::failed(error.to_string())),
+    }
+    Ok(())
 }
 
 fn user_id(text: &str) -> Result<UserId, String> {

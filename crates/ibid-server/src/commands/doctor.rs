@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use ibid::postgres::Pg;
 use ibid::sqlite::{Contents, inspect};
 use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
@@ -15,7 +16,7 @@ use serde_json::json;
 
 use super::{Failure, say};
 use crate::config::{
-    Config, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags, escape,
+    Config, Database, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags, escape,
 };
 use crate::keys;
 
@@ -134,7 +135,13 @@ fn configuration(findings: &mut Findings, flags: &Flags) -> Option<Config> {
 
 fn examine(findings: &mut Findings, settings: &Settings) {
     data_folder(findings, &settings.data);
-    let contents = database(findings, &settings.database);
+    let contents = match &settings.database {
+        Database::Sqlite(path) => database(findings, path),
+        Database::Postgres(url) => {
+            postgres(findings, url);
+            None
+        }
+    };
     log(findings, contents.as_ref());
     storage(findings, &settings.artifacts);
     free_space(findings, settings);
@@ -274,6 +281,16 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
     found.contents
 }
 
+fn postgres(findings: &mut Findings, url: &str) {
+    const CHECK: &str = "database";
+    let checking = async { Pg::connect(url).await?.check_schema().await };
+    // The doctor works on a thread that may block.
+    match tokio::runtime::Handle::current().block_on(checking) {
+        Ok(()) => findings.ok(CHECK, "PostgreSQL answers, and its schema is up to date"),
+        Err(error) => findings.failure(CHECK, error.to_string()),
+    }
+}
+
 fn log(findings: &mut Findings, contents: Option<&Contents>) {
     const CHECK: &str = "log";
     let Some(contents) = contents else {
@@ -340,7 +357,11 @@ fn write_and_read(folder: &Path) -> std::io::Result<bool> {
 fn free_space(findings: &mut Findings, settings: &Settings) {
     const CHECK: &str = "free space";
     let mut devices = Vec::new();
-    for path in [&settings.artifacts, &settings.database] {
+    let database = match &settings.database {
+        Database::Sqlite(path) => Some(path),
+        Database::Postgres(_) => None,
+    };
+    for path in [Some(&settings.artifacts), database].into_iter().flatten() {
         let Some(place) = existing(path) else {
             continue;
         };

@@ -62,7 +62,7 @@ pub async fn run(args: ImportArgs) -> Result<(), Failure> {
         ));
     }
     let config = load(&args.store.flags())?;
-    let exporter = open(&config.settings)?;
+    let exporter = open(&config.settings).await?;
     for (at, path) in args.files.iter().enumerate() {
         let import = Import {
             name: path.display().to_string(),
@@ -169,7 +169,10 @@ impl Import {
     fn failure(&self, error: &ImportError, told: &Told<'_>) -> Failure {
         let name = &self.name;
         match error {
-            ImportError::Refused(count) => {
+            ImportError::Refused {
+                count,
+                written_before,
+            } => {
                 if self.json {
                     let line = json!({
                         "file": name,
@@ -184,6 +187,15 @@ impl Import {
                 } else {
                     format!("{count} lines are")
                 };
+                if *written_before > 0 {
+                    // A corrected file would be another one, and begin at its first line.
+                    return Failure::failed(format!(
+                        "{name}: {lines} invalid; lines 1 to {written_before} of it are in the \
+                         log already: go on with --skip-invalid on the same file, or import the \
+                         corrected rest, from line {} on, as a file of its own",
+                        written_before + 1
+                    ));
+                }
                 Failure::failed(format!(
                     "{name}: {lines} invalid and nothing was written; correct the file, or leave \
                      invalid lines out with --skip-invalid"

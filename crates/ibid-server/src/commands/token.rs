@@ -82,7 +82,7 @@ pub async fn run(args: TokenArgs) -> Result<(), Failure> {
 
 async fn create(args: CreateArgs) -> Result<(), Failure> {
     let config = load(&args.store.flags())?;
-    let exporter = open(&config.settings)?;
+    let exporter = open(&config.settings).await?;
     let token = FreshToken::generate().map_err(|e| {
         Failure::failed(format!(
             "the system gives no random numbers: {e}; try again"

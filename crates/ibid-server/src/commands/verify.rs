@@ -34,7 +34,7 @@ pub struct VerifyArgs {
 /// It cannot be checked, or something differs.
 pub async fn run(args: VerifyArgs) -> Result<(), Failure> {
     let config = load(&args.store.flags())?;
-    let exporter = open_existing(&config.settings)?;
+    let exporter = open_existing(&config.settings).await?;
     let bar = bar(0, "verifying", MESSAGES);
     let result = verify(
         &*exporter.source,

@@ -4,7 +4,7 @@ use clap::Args;
 use ibid::export::{State, Terms};
 use ibid::worker::{AttemptReport, Worker, WorkerTerms};
 
-use super::{Failure, complain, load, open, say};
+use super::{Failure, complain, load, open, say, unavailable};
 use crate::config::{Settings, StoreFlags, WorkFlags};
 use crate::signals;
 
@@ -45,7 +45,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
             "workers = 0 leaves this process nothing to do; give --workers 1 or more",
         ));
     }
-    let exporter = open(settings)?;
+    let exporter = open(settings).await?;
     let stop = signals::stop_token().map_err(|e| {
         Failure::failed(format!("signals cannot be received: {e}; raise the limits"))
     })?;
@@ -61,7 +61,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
         complain("Waiting for exports; end with Ctrl-C.");
     }
     tokio::select! {
-        () = worker.run(&stop) => Ok(()),
+        ended = worker.run(&stop) => ended.map_err(|error| unavailable(&error)),
         () = async {
             stop.cancelled().await;
             tokio::time::sleep(settings.drain).await;

@@ -19,6 +19,24 @@ const MOST_THREADS: usize = 1024;
 const DAY_SECONDS: u64 = 86_400;
 const CENTURY_DAYS: u64 = 36_500;
 
+/// Where ledger and log are.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Database {
+    /// A file of SQLite.
+    Sqlite(PathBuf),
+    /// The address of a PostgreSQL database, which may hold a password.
+    Postgres(String),
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Database::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
+            Database::Postgres(url) => f.debug_tuple("Postgres").field(&redacted(url)).finish(),
+        }
+    }
+}
+
 /// What is known of a key without its parser.
 pub(super) struct Key {
     /// As `ibid.toml` spells it.
@@ -105,9 +123,9 @@ settings! {
         default: Nothing, form: Text, secret: false, parse: parse::public_url,
     }
 
-    /// Ledger and log, as sqlite:PATH
-    database: PathBuf = database {
-        default: InData("sqlite:", "ibid.db"), form: Text, secret: false, parse: parse::sqlite,
+    /// Ledger and log, as sqlite:PATH or postgres://USER@HOST/DATABASE
+    database: Database = database {
+        default: InData("sqlite:", "ibid.db"), form: Text, secret: false, parse: parse::database,
     }
 
     /// Folder of the artefacts, as file:PATH

@@ -1,6 +1,7 @@
 //! From text to values. Every reason says what a value must be, and none repeats
 //! the value: it may hold a password, and the caller shows it as far as it may.
 
+use super::keys::Database;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -77,11 +78,12 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(text))
 }
 
-/// The path of `sqlite:PATH`.
-pub(super) fn sqlite(text: &str) -> Result<PathBuf, String> {
-    let form = "it must be sqlite:PATH with the path of a file, as sqlite:/srv/ibid/ibid.db";
+/// `sqlite:PATH` or the address of a PostgreSQL database.
+pub(super) fn database(text: &str) -> Result<Database, String> {
+    let form = "it must be sqlite:PATH with the path of a file, as sqlite:/srv/ibid/ibid.db, or \
+                the address of a PostgreSQL database, as postgres://ibid@localhost/ibid";
     if is_url(text, &["postgres", "postgresql"]) {
-        return Err(format!("this version has only SQLite; {form}"));
+        return Ok(Database::Postgres(text.to_owned()));
     }
     let path_text = text.strip_prefix("sqlite:").ok_or(form)?;
     // SQLite reads names of these kinds as URIs and as databases that end with
@@ -92,7 +94,8 @@ pub(super) fn sqlite(text: &str) -> Result<PathBuf, String> {
     if path_text.starts_with("//") {
         return Err(format!("{form}, without // before the path"));
     }
-    path(path_text).map_err(|_| form.to_owned())
+    let path = path(path_text).map_err(|_| form.to_owned())?;
+    Ok(Database::Sqlite(path))
 }
 
 /// The path of `file:PATH`.

@@ -105,7 +105,7 @@ fn every_default_is_that_of_the_contract() {
         data: PathBuf::from("./ibid-data"),
         listen: "127.0.0.1:8787".parse().unwrap(),
         public_url: None,
-        database: PathBuf::from("./ibid-data/ibid.db"),
+        database: sqlite("./ibid-data/ibid.db"),
         artifacts: PathBuf::from("./ibid-data/artifacts"),
         workers: 1,
         render_threads: cores,
@@ -206,14 +206,14 @@ fn every_key_can_be_given_by_each_source() {
 #[test]
 fn paths_that_are_not_given_follow_the_data_folder() {
     let settings = flag("data", "/srv/ibid/").settings();
-    assert_eq!(settings.database, Path::new("/srv/ibid/ibid.db"));
+    assert_eq!(settings.database, sqlite("/srv/ibid/ibid.db"));
     assert_eq!(settings.artifacts, Path::new("/srv/ibid/artifacts"));
     assert_eq!(settings.signing_keys, Path::new("/srv/ibid/keys"));
 
     let settings = flag("data", "some/where")
         .flag("database", "sqlite:other.db")
         .settings();
-    assert_eq!(settings.database, Path::new("other.db"));
+    assert_eq!(settings.database, sqlite("other.db"));
     assert_eq!(settings.artifacts, Path::new("some/where/artifacts"));
 }
 
@@ -240,7 +240,7 @@ fn the_named_file_may_name_the_data_folder() {
     let named = case.path("named.toml");
     fs::write(&named, "data = \"/srv/ibid\"").unwrap();
     let case = case.flag("config", named.to_str().unwrap());
-    assert_eq!(case.settings().database, Path::new("/srv/ibid/ibid.db"));
+    assert_eq!(case.settings().database, sqlite("/srv/ibid/ibid.db"));
 }
 
 #[test]
@@ -305,7 +305,7 @@ fn a_bad_value_is_refused_with_key_value_origin_and_reason() {
         flag("data", "file:x").problems(),
         [
             "database = \"sqlite:file:x/ibid.db\" (default) cannot work: it must be sqlite:PATH \
-          with the path of a file, as sqlite:/srv/ibid/ibid.db"
+          with the path of a file, as sqlite:/srv/ibid/ibid.db, or the address of a PostgreSQL database, as postgres://ibid@localhost/ibid"
         ]
     );
 }
@@ -743,4 +743,8 @@ fn a_command_keeps_its_own_text_when_it_takes_a_set() {
         .collect();
     let expected = [Some("Inline"), Some("Apart"), Some("Own"), None];
     assert_eq!(texts, expected.map(|text| text.map(str::to_owned)));
+}
+
+fn sqlite(path: &str) -> Database {
+    Database::Sqlite(PathBuf::from(path))
 }

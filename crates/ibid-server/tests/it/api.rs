@@ -396,7 +396,15 @@ async fn lists_are_newest_first_and_come_in_pages() {
         }
     }
     assert_eq!(seen, made);
-    for bad in ["limit=0", "limit=201", "limit=x", "cursor=!", "page=2"] {
+    for bad in [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "limit=%ff",
+        "limit=1&limit=2",
+        "cursor=!",
+        "page=2",
+    ] {
         let refused = answer(server.get(&format!("/exports?{bad}")).bearer_auth(&token)).await;
         refused.is_problem(400, "request-invalid");
     }

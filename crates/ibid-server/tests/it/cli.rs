@@ -210,7 +210,7 @@ fn what_is_used_wrongly_ends_with_2() {
         vec!["no-such-command"],
         vec!["serve", "--no-such-flag"],
         vec!["serve", "--link-seconds", "9000"],
-        vec!["serve", "--database", "postgres://localhost/ibid"],
+        vec!["serve", "--database", "mysql://localhost/ibid"],
     ] {
         let ran = place.run(&command);
         assert_eq!(ran.code, Some(2), "{command:?}: {ran:?}");
@@ -280,4 +280,45 @@ fn the_admin_commands_say_what_they_did_and_what_they_cannot_do() {
     assert_eq!(place.run(&["admin", "disable", "alice"]).code, Some(0));
     assert_eq!(place.run(&["admin", "enable", "alice"]).code, Some(0));
     says(&place.run(&["verify", nothing]), 1, &[nothing]);
+}
+
+#[test]
+fn an_interrupted_import_is_not_told_that_nothing_was_written() {
+    let place = Place::new();
+    let mut lines: Vec<String> = (0..5_000).map(|n| message("c", &format!("{n}"))).collect();
+    lines.push("nonsense".to_owned());
+    let path = place.write("big.jsonl", &lines);
+    // As if it had been killed after its first batch.
+    assert_eq!(
+        place.run(&["import", &path, "--skip-invalid"]).code,
+        Some(0)
+    );
+    let connection = rusqlite::Connection::open(place.data().join("ibid.db")).expect("opened");
+    connection
+        .execute("UPDATE import SET lines = 5000, finished = 0", [])
+        .expect("set");
+    drop(connection);
+    let ran = place.run(&["import", &path]);
+    says(
+        &ran,
+        1,
+        &["lines 1 to 5000", "--skip-invalid", "from line 5001 on"],
+    );
+    assert!(!ran.err.contains("nothing was written"), "{ran:?}");
+    assert_eq!(
+        place.run(&["import", &path, "--skip-invalid"]).code,
+        Some(0)
+    );
+}
+
+#[test]
+fn a_full_disk_under_the_output_is_told() {
+    let place = Place::new();
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .expect("there");
+    let mut command = place.command(&["config"]);
+    let output = command.stdout(full).output().expect("it runs");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
 }

@@ -323,3 +323,112 @@ fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     }
     found
 }
+
+/// A ready export that is far larger than what sockets hold.
+async fn large() -> Ready {
+    use base64::Engine as _;
+    let server = Server::start(Setup::default()).await;
+    let mut events = vec![crate::harness::join("c", "alice")];
+    let mut noise = Sha256::digest(b"seed").to_vec();
+    for _ in 0..600 {
+        let mut body = Vec::new();
+        while body.len() < 60_000 {
+            noise = Sha256::digest(&noise).to_vec();
+            body.extend_from_slice(&noise);
+        }
+        let body = base64::engine::general_purpose::STANDARD.encode(body);
+        events.push(crate::harness::message("c", &body));
+    }
+    server.import(&events).await;
+    let token = server.token("alice", Role::User).await;
+    let document = server.export(&token, "k").await;
+    Ready {
+        url: document["download"]["url"]
+            .as_str()
+            .expect("a link")
+            .to_owned(),
+        bytes: document["bytes"].as_u64().expect("a length"),
+        etag: String::new(),
+        server,
+        token,
+        document,
+    }
+}
+
+/// Begins a download, lets `happen` happen, reads on slowly; how many bytes came, and whether
+/// the connection was broken.
+async fn begun(ready: &Ready, happen: impl AsyncFnOnce()) -> (u64, bool) {
+    let mut response = ready.server.get(&ready.url).send().await.expect("a head");
+    assert_eq!(response.status(), 200);
+    let mut got = response.chunk().await.expect("bytes").expect("bytes").len() as u64;
+    happen().await;
+    let reading = async {
+        loop {
+            match response.chunk().await {
+                Ok(Some(chunk)) => got += chunk.len() as u64,
+                Ok(None) => return false,
+                Err(_) => return true,
+            }
+        }
+    };
+    let broken = tokio::time::timeout(std::time::Duration::from_secs(30), reading).await;
+    (got, broken.expect("it ends one way or the other"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_artefact_that_is_cut_in_the_middle_of_a_download_breaks_the_connection() {
+    let ready = large().await;
+    let artefact = walk(ready.server.folder.path())
+        .into_iter()
+        .find(|path| path.ends_with("export.jsonl.gz"))
+        .expect("an artefact");
+    let (got, broken) = begun(&ready, async || {
+        let file = std::fs::OpenOptions::new()
+            .write(true)
+            .open(&artefact)
+            .expect("opened");
+        file.set_len(1000).expect("cut");
+    })
+    .await;
+    assert!(
+        broken,
+        "{got} of {} bytes were ended as if they were all",
+        ready.bytes
+    );
+    assert!(got < ready.bytes);
+    assert_eq!(answer(ready.server.get("/healthz")).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_that_has_begun_ends_when_the_export_is_revoked_or_the_account_disabled() {
+    let ready = large().await;
+    let job = ready.document["job_id"].as_str().expect("an id");
+    let job = ibid::ids::JobId::parse(job).expect("an id");
+    let alice = ibid::ids::UserId::parse("alice").expect("an id");
+    // Longer than a download goes on without being looked at again.
+    let a_while = std::time::Duration::from_millis(1_100);
+    let exporter = &ready.server.exporter;
+    let (got, broken) = begun(&ready, async || {
+        exporter
+            .source
+            .set_account(&alice, false)
+            .await
+            .expect("disabled");
+        tokio::time::sleep(a_while).await;
+    })
+    .await;
+    assert!(broken && got < ready.bytes, "{got} of {}", ready.bytes);
+    exporter
+        .source
+        .set_account(&alice, true)
+        .await
+        .expect("enabled");
+    let (got, broken) = begun(&ready, async || tokio::time::sleep(a_while).await).await;
+    assert_eq!((got, broken), (ready.bytes, false));
+    let (got, broken) = begun(&ready, async || {
+        exporter.revoke(job, "r".to_owned()).await.expect("revoked");
+        tokio::time::sleep(a_while).await;
+    })
+    .await;
+    assert!(broken && got < ready.bytes, "{got} of {}", ready.bytes);
+}

@@ -169,7 +169,8 @@ impl Server {
         let workshop = self.exporter.workshop(2, None);
         Worker::new(workshop, terms, Arc::default(), |_| {})
             .run(&CancellationToken::new())
-            .await;
+            .await
+            .expect("the ledger answers");
     }
 
     pub fn url(&self, path: &str) -> String {

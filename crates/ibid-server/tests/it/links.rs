@@ -179,6 +179,27 @@ async fn disabling_revoking_and_restoring_take_effect_at_once() {
 }
 
 #[tokio::test]
+async fn an_export_whose_bytes_are_gone_cannot_be_restored() {
+    let linked = linked().await;
+    let path = format!("/admin/exports/{}", linked.job);
+    let reason = json!({"reason": "r"});
+    linked
+        .admin("POST", &format!("{path}/revoke"), reason)
+        .await;
+    let job = linked
+        .server
+        .folder
+        .path()
+        .join("artifacts")
+        .join(&linked.job);
+    std::fs::remove_dir_all(job).expect("removed");
+    let refused = linked
+        .admin("POST", &format!("{path}/restore"), Value::Null)
+        .await;
+    refused.is_problem(409, "not-restorable");
+}
+
+#[tokio::test]
 async fn an_export_that_is_not_done_or_no_longer_kept_is_not_served() {
     let linked = linked().await;
     let job = linked

@@ -150,6 +150,7 @@ CREATE TABLE ibid.export (
     CHECK ((state = 'revoked') = (revoked_by IS NOT NULL))
 ) WITH (fillfactor = 80);
 CREATE INDEX export_by_user ON ibid.export (user_id, created_at, job_id);
+CREATE INDEX export_by_time ON ibid.export (created_at, job_id);
 CREATE INDEX export_unfinished ON ibid.export (user_id, created_at, job_id)
     WHERE state IN ('queued', 'running');
 CREATE INDEX export_running ON ibid.export (user_id) WHERE state = 'running';

@@ -133,6 +133,7 @@ CREATE TABLE export (
     CHECK ((state = 'revoked') = (revoked_by IS NOT NULL))
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX export_by_user ON export (user_id, created_at, job_id);
+CREATE INDEX export_by_time ON export (created_at, job_id);
 CREATE INDEX export_unfinished ON export (user_id, created_at, job_id)
     WHERE state IN ('queued', 'running');
 CREATE INDEX export_running ON export (user_id) WHERE state = 'running';

@@ -89,6 +89,14 @@ impl Source for PostgresSource {
         row.map(|row| imported_of(&row)).transpose()
     }
 
+    async fn end_load(&self) -> Result<(), SourceError> {
+        let client = self.pg.get().await?;
+        client
+            .execute_typed("UPDATE ibid.import SET first = false WHERE first", &[])
+            .await?;
+        Ok(())
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,

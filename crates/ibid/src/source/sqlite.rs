@@ -54,6 +54,15 @@ impl Source for SqliteSource {
         self.db.read(move |tx| Ok(imported(tx, &digest)?)).await
     }
 
+    async fn end_load(&self) -> Result<(), SourceError> {
+        self.db
+            .write(|tx| {
+                tx.execute("UPDATE import SET first = 0 WHERE first = 1", [])?;
+                Ok(())
+            })
+            .await
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,

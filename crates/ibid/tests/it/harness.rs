@@ -447,7 +447,9 @@ pub async fn work_until(
     let note = move |report| seen.lock().unwrap().push(report);
     let worker = Worker::new(workshop, terms, Arc::default(), note);
     let ended = tokio::time::timeout(Duration::from_secs(60), worker.run(&stop)).await;
-    ended.expect("the worker ends by itself");
+    ended
+        .expect("the worker ends by itself")
+        .expect("the ledger answers");
     drop(worker);
     Arc::into_inner(reports).unwrap().into_inner().unwrap()
 }

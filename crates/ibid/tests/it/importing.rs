@@ -37,7 +37,7 @@ async fn refusals(home: &Installation, bytes: &[u8]) -> Vec<(u64, Invalid)> {
     let before = rows(home);
     let (result, refused) = home.try_import(bytes, false).await;
     match result {
-        Err(ImportError::Refused(count)) => assert_eq!(count, refused.len() as u64),
+        Err(ImportError::Refused { count, .. }) => assert_eq!(count, refused.len() as u64),
         other => panic!("{other:?}"),
     }
     assert_eq!(rows(home), before, "something was written");

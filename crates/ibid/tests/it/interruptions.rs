@@ -94,6 +94,10 @@ impl Source for InterruptedSource {
         self.source.imported(digest).await
     }
 
+    async fn end_load(&self) -> Result<(), SourceError> {
+        self.source.end_load().await
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,

@@ -28,6 +28,7 @@ on_both! {
     leases_given_back_do_not_count_and_the_job_is_due_at_once,
     a_job_that_faltered_waits_with_its_reason_until_it_is_due,
     a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for,
+    a_job_of_a_clock_that_was_far_ahead_is_not_waited_for,
     a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one,
     the_user_who_was_served_longest_ago_is_next,
     no_more_jobs_of_one_user_run_at_a_time_than_the_cap_says,
@@ -274,6 +275,19 @@ async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
     ahead_by(LEASE.as_micros() as i64).await;
     assert!(claim(&home).await.is_none());
     ahead_by(LEASE.as_micros() as i64 + 1).await;
+    assert_eq!(claim(&home).await.unwrap().export.job_id, job);
+}
+
+async fn a_job_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
+    let (home, job) = one_job(on).await;
+    let due_in = async |micros: i64| {
+        let due_at = home.clock.now().micros() + micros;
+        home.change(&format!("UPDATE export SET due_at = {due_at}"))
+            .await;
+    };
+    due_in(60_000_000).await;
+    assert!(claim(&home).await.is_none());
+    due_in(60_000_001).await;
     assert_eq!(claim(&home).await.unwrap().export.job_id, job);
 }
 

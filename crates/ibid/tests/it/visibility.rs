@@ -281,3 +281,37 @@ async fn files_are_repeated_and_a_recall_takes_them_away() {
     let shown = String::from_utf8(home.export_now("ann", "all").await).unwrap();
     assert!(!shown.contains("files"), "{shown}");
 }
+
+#[tokio::test]
+async fn long_edits_of_short_messages_fill_a_page_too() {
+    let home = Installation::new();
+    let mut lines = vec![join("c", "ann")];
+    lines.extend((0..40).map(|n| say("c", &format!("{n}"))));
+    lines.extend((1..=40).map(|seq| edit("c", seq, &format!("{seq:06}").repeat(50_000))));
+    home.import(&lines).await;
+    let job = home.export("ann", "all").await;
+    let windows = std::sync::Arc::new(home.exporter.ledger.windows(job).await.unwrap());
+    let snapshot = home.find(job).await.export.snapshot;
+    let (mut place, mut pages, mut messages) = (windows.first(), 0, 0);
+    while let Some(at) = place {
+        let page = ibid::source::Page::default();
+        let reading = home.exporter.source.page(&snapshot, &windows, at, page);
+        let page = reading.await.unwrap();
+        assert!(page.bytes() < 2_000_000, "{} bytes", page.bytes());
+        messages += page.len();
+        pages += 1;
+        place = windows.after(page.last().unwrap());
+    }
+    assert_eq!(messages, 40);
+    assert!(pages > 5, "{pages}");
+    home.work().await;
+    let mut reference = crate::reference::Log::new();
+    for line in &lines {
+        reference.apply(line);
+    }
+    crate::harness::assert_same_lines(
+        "long edits",
+        &home.lines(job).await,
+        &reference.export("ann", "all"),
+    );
+}

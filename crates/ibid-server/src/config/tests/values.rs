@@ -193,18 +193,17 @@ fn an_empty_public_url_takes_back_that_of_the_file() {
 }
 
 #[test]
-fn another_database_than_sqlite_is_refused_with_a_word_about_this_version() {
+fn a_database_is_a_file_of_sqlite_or_an_address_of_postgresql() {
     for url in [
         "postgres://host/ibid",
         "postgresql://host/ibid",
         "POSTGRES://host",
     ] {
-        assert_eq!(
-            reason("database", url),
-            "this version has only SQLite; it must be sqlite:PATH with the path of a file, \
-             as sqlite:/srv/ibid/ibid.db"
-        );
+        let settings = Case::new().variable("IBID_DATABASE", url).settings();
+        assert_eq!(settings.database, Database::Postgres(url.to_owned()));
     }
+    let secret = Database::Postgres("postgres://me:hunter2@host/db".to_owned());
+    assert!(!format!("{secret:?}").contains("hunter2"));
     for bad in [
         "",
         "sqlite:",
@@ -322,21 +321,21 @@ fn every_key_that_counts_takes_a_bare_number() {
 fn credentials_in_a_value_are_not_shown() {
     for (key, value, shown) in [
         (
-            "database",
+            "artifacts",
             "postgres://me:hunter2@host/db",
             "postgres://...",
         ),
         (
-            "database",
+            "artifacts",
             "postgres://me:p?hunter2@host/db",
             "postgres://...",
         ),
         (
-            "database",
+            "artifacts",
             "postgres://host/db?password=hunter2",
             "postgres://host/db?...",
         ),
-        ("database", "host=db Password=hunter2", "..."),
+        ("artifacts", "host=db Password=hunter2", "..."),
         ("artifacts", "s3://key:hunter2@bucket", "s3://..."),
         (
             "public_url",

@@ -5,7 +5,7 @@ use tokio_postgres::error::SqlState;
 
 use super::rows::{COLUMNS, bytes, digest, export_of, get, int, int_of, ints, store, text, texts};
 use super::{PostgresLedger, begin, now};
-use crate::export::{Event, Refused, State};
+use crate::export::{Event, LONGEST_WAIT, Refused, State};
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::{Clock, Time};
@@ -18,11 +18,17 @@ const PATIENCE_MS: &str = "1000";
 
 /// The condition of a job that may be claimed at `$2` with an encoder out of `$3`. A lease holds
 /// until its end, unless that is further ahead than two of its own lengths: then it was made by
-/// a clock that was wrong. The first condition on the state is the one of the index.
-const DUE: &str = "state IN ('queued', 'running') AND encoder = ANY ($3)
-     AND ((state = 'queued' AND due_at <= $2)
-          OR (state = 'running'
-              AND (lease_until <= $2 OR lease_until - $2 > 2 * (lease_until - renewed_at))))";
+/// a clock that was wrong. So was a job that is due further ahead than any wait. The first
+/// condition on the state is the one of the index.
+fn due() -> String {
+    let longest_wait = LONGEST_WAIT.as_micros();
+    format!(
+        "state IN ('queued', 'running') AND encoder = ANY ($3)
+         AND ((state = 'queued' AND (due_at <= $2 OR due_at - $2 > {longest_wait}))
+              OR (state = 'running'
+                  AND (lease_until <= $2 OR lease_until - $2 > 2 * (lease_until - renewed_at))))"
+    )
+}
 
 /// How many jobs of the user that `user` names run at `$2`.
 fn running(user: &str) -> String {
@@ -85,7 +91,7 @@ async fn turns(
     // unfinished jobs, so ten thousand jobs of one user cost no more than one. OFFSET 0 keeps
     // the planner from looking at the jobs of users whose turn does not come, and a scalar
     // subquery, unlike EXISTS, from joining with all jobs at once.
-    let running = running("turn.user_id");
+    let (running, due) = (running("turn.user_id"), due());
     let sql = format!(
         "WITH RECURSIVE waiting (user_id) AS (
              (SELECT user_id FROM ibid.export WHERE state IN ('queued', 'running')
@@ -103,7 +109,7 @@ async fn turns(
                ORDER BY served.served_at, waiting.user_id OFFSET 0) AS turn
          WHERE ($1 = 0 OR ({running}) < $1)
            AND (SELECT true FROM ibid.export
-                WHERE export.user_id = turn.user_id AND {DUE}
+                WHERE export.user_id = turn.user_id AND {due}
                 ORDER BY created_at, job_id LIMIT 1)
          ORDER BY turn.served_at, turn.user_id LIMIT $5"
     );
@@ -173,10 +179,10 @@ async fn claim_of(
     let refused = |refused: Refused| LedgerError::Refused(refused.state);
     let now = now(tx, clock).await?;
     // A job whose row is locked is just being renewed, settled or revoked.
-    let running = running("$1");
+    let (running, due) = (running("$1"), due());
     let sql = format!(
         "SELECT {COLUMNS} FROM ibid.export
-         WHERE user_id = $1 AND {DUE} AND ($4 = 0 OR ({running}) < $4)
+         WHERE user_id = $1 AND {due} AND ($4 = 0 OR ({running}) < $4)
          ORDER BY created_at, job_id LIMIT 1 FOR UPDATE SKIP LOCKED"
     );
     let cap = int_of(offer.running_per_user)?;

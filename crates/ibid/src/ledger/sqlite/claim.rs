@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::rows::{job_id, load, store, to_json};
-use crate::export::{Event, Refused, State};
+use crate::export::{Event, LONGEST_WAIT, Refused, State};
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::Time;
@@ -35,18 +35,20 @@ pub(super) fn next_job(
          WHERE user_id = ?1 AND state = 'running'
            AND lease_until > ?2 AND lease_until - ?2 <= 2 * (lease_until - renewed_at)",
     )?;
-    // The first condition on the state is the one of the index.
+    // The first condition on the state is the one of the index. A job that is due further ahead
+    // than any wait was made by a clock that was wrong, too.
     let mut job = tx.prepare_cached(
         "SELECT job_id FROM export
          WHERE user_id = ?1 AND state IN ('queued', 'running')
            AND encoder IN (SELECT value FROM json_each(?3))
-           AND ((state = 'queued' AND due_at <= ?2)
+           AND ((state = 'queued' AND (due_at <= ?2 OR due_at - ?2 > ?4))
                 OR (state = 'running'
                     AND (lease_until <= ?2 OR lease_until - ?2 > 2 * (lease_until - renewed_at))))
          ORDER BY created_at, job_id LIMIT 1",
     )?;
     let now = now.micros();
     let encoders = to_json(&offer.encoders)?;
+    let longest_wait = Time::from_micros(0).plus(LONGEST_WAIT).micros();
     let mut users = users.query([])?;
     while let Some(row) = users.next()? {
         let user: String = row.get(0)?;
@@ -55,7 +57,7 @@ pub(super) fn next_job(
             continue;
         }
         let found: Option<String> = job
-            .query_row(params![user, now, encoders], |row| row.get(0))
+            .query_row(params![user, now, encoders, longest_wait], |row| row.get(0))
             .optional()?;
         if let Some(found) = found {
             return Ok(Some(job_id(&found)?));

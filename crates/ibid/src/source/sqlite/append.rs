@@ -13,8 +13,8 @@ pub(super) fn append(tx: &Transaction<'_>, batch: &Batch) -> Result<Vec<Outcome>
     if let Some(progress) = &batch.import {
         progress.follows(imported(tx, &progress.digest)?)?;
     }
-    let before = snapshot(tx)?.high;
-    let mut gseq = before;
+    let log_was_empty = !tx.prepare_cached("SELECT 1 FROM conv")?.exists([])?;
+    let mut gseq = snapshot(tx)?.high;
     let mut appender = Appender::new(load(tx, batch)?);
     let mut outcomes = Vec::with_capacity(batch.events.len());
     for (line, event) in &batch.events {
@@ -36,7 +36,7 @@ pub(super) fn append(tx: &Transaction<'_>, batch: &Batch) -> Result<Vec<Outcome>
     tx.prepare_cached("UPDATE log_counter SET gseq = ?1")?
         .execute([gseq])?;
     if let Some(progress) = &batch.import {
-        record_import(tx, progress, before == 0)?;
+        record_import(tx, progress, log_was_empty)?;
     }
     Ok(outcomes)
 }
@@ -244,10 +244,5 @@ fn record_import(
         log_was_empty,
         progress.finished
     ])?;
-    if progress.finished {
-        // Whatever file was begun on the empty log, a finished one ends the first load: one
-        // that was begun and given up must not bar exports for ever.
-        tx.execute("UPDATE import SET first = 0 WHERE first = 1", [])?;
-    }
     Ok(())
 }

@@ -6,12 +6,8 @@ use rusqlite::types::ValueRef;
 use rusqlite::{Transaction, params};
 
 use crate::snapshot::{Revised, Revision, RevisionKind, Snapshot, Stay, Window};
-use crate::source::{Page, Place, SourceError, Windows};
+use crate::source::{PAGE_BYTES, Page, Place, SourceError, Windows};
 use crate::time::Time;
-
-/// A page ends at this many messages or bytes of text, whichever comes first.
-const PAGE_MESSAGES: usize = 1_000;
-const PAGE_BYTES: usize = 512 * 1024;
 
 pub(super) fn read_page(
     tx: &Transaction<'_>,
@@ -25,11 +21,7 @@ pub(super) fn read_page(
         let Some(window) = windows.get(place.window) else {
             break;
         };
-        let Some(stay) = window
-            .stays
-            .iter()
-            .find(|stay| stay.first_seq <= place.seq && place.seq <= stay.last_seq)
-        else {
+        let Some(stay) = window.stay_at_or_after(place.seq) else {
             break;
         };
         read_stay(tx, snapshot, window, stay, place, page)?;
@@ -37,16 +29,12 @@ pub(super) fn read_page(
             break;
         };
         revise(tx, snapshot, window, place, last.seq, page)?;
-        next = windows.after(last);
-        if is_full(page) {
+        next = page.last().and_then(|last| windows.after(last));
+        if page.is_full() {
             break;
         }
     }
     Ok(())
-}
-
-fn is_full(page: &Page) -> bool {
-    page.len() >= PAGE_MESSAGES || page.bytes() >= PAGE_BYTES
 }
 
 /// Reads on in one stay until it ends or the page is full.
@@ -91,7 +79,7 @@ fn read_stay(
         let ts = Time::from_micros(row.get(2)?);
         page.push(expected, ts, user, &bytes_of(row.get_ref(4)?), files);
         expected.seq += 1;
-        if is_full(page) {
+        if page.is_full() {
             break;
         }
     }
@@ -99,7 +87,7 @@ fn read_stay(
 }
 
 /// Applies the revisions that are in the snapshot to the messages of one window from `first` to
-/// the one with `last_seq`.
+/// the one with `last_seq`. Long edits can fill the page; it ends with the message that does.
 fn revise(
     tx: &Transaction<'_>,
     snapshot: &Snapshot,
@@ -122,6 +110,10 @@ fn revise(
         }
         if at.seq != seq {
             page.revise(at, &revised);
+            if page.bytes() >= 2 * PAGE_BYTES {
+                page.cut_after(at);
+                return Ok(());
+            }
             revised = Revised::default();
             at.seq = seq;
         }
