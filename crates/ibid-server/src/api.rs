@@ -102,6 +102,7 @@ pub fn router(app: Arc<App>) -> Router {
         )
         .route("/admin/exports/{id}/revoke", post(admin::revoke))
         .route("/admin/exports/{id}/restore", post(admin::restore))
+        .route("/admin/exports/{id}/retry", post(admin::retry))
         .route("/admin/accounts/{user}", put(admin::set_account))
         .fallback(async || Problem::not_found("There is nothing at this address."))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())

@@ -266,6 +266,13 @@ impl Exporter {
         Ok(export)
     }
 
+    /// Lets a failed export be tried again, from what is recorded.
+    pub async fn retry(&self, job: JobId) -> Result<Export, LedgerError> {
+        let (export, _) = self.ledger.decide(job, Event::Retried).await?;
+        self.created.notify_one();
+        Ok(export)
+    }
+
     /// A fresh link to the artefact of `export` for its own user: the query, and until when.
     pub fn link(&self, ring: &KeyRing, export: &Export, now: Time) -> (String, Time) {
         let exp = now.plus(self.terms.link_life).seconds();
@@ -277,7 +284,7 @@ impl Exporter {
         (ring.sign(&link), Time::from_seconds(exp))
     }
 
-    /// Checks a download, in the order that the contract gives.
+    /// Checks a download, in the order that is promised to clients.
     ///
     /// # Errors
     /// The first check that fails.

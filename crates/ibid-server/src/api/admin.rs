@@ -67,6 +67,18 @@ pub async fn restore(
     }
 }
 
+/// `POST /admin/exports/{id}/retry`, of a failed one.
+pub async fn retry(
+    Shared(app): Shared<Arc<App>>,
+    headers: HeaderMap,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<Response, Problem> {
+    caller(&app, &headers, Role::Admin).await?;
+    let job = job_id(id).map_err(|_| no_such_export())?;
+    app.exporter.retry(job).await.map_err(admin_error)?;
+    resource(&app, job).await
+}
+
 /// `PUT /admin/accounts/{user} {"enabled"}`.
 pub async fn set_account(
     Shared(app): Shared<Arc<App>>,

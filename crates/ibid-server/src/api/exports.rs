@@ -32,7 +32,7 @@ const MAX_BODY_BYTES: usize = 16 * 1024;
 
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// `POST /exports`. The checks stand in the order that the contract gives.
+/// `POST /exports`. The checks stand in the order that is promised to clients.
 pub async fn create(
     Shared(app): Shared<Arc<App>>,
     headers: HeaderMap,

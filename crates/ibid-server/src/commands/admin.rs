@@ -48,6 +48,14 @@ enum AdminCommand {
         #[command(flatten)]
         store: StoreFlags,
     },
+    /// Let a failed export be tried again, from what is recorded
+    Retry {
+        /// Id of the export
+        #[arg(value_name = "JOB", value_parser = job_id)]
+        job: JobId,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
     /// Let exports be created although an import into the empty log was given up
     ///
     /// While the first import is not finished, no export can be created, because it would not be
@@ -146,6 +154,7 @@ pub async fn run(args: AdminArgs) -> Result<(), Failure> {
         AdminCommand::Enable { user, store } => {
             set_account(&existing(&store).await?, &user, true).await
         }
+        AdminCommand::Retry { job, store } => retry(&existing(&store).await?, job).await,
         AdminCommand::List(args) => list(&existing(&args.store).await?, args).await,
         AdminCommand::EndLoad { store } => end_load(&existing(&store).await?).await,
         AdminCommand::Migrate { store } => migrate(&store).await,
@@ -154,6 +163,13 @@ pub async fn run(args: AdminArgs) -> Result<(), Failure> {
 
 async fn existing(store: &StoreFlags) -> Result<Exporter, Failure> {
     open_existing(&load(&store.flags())?.settings).await
+}
+
+async fn retry(exporter: &Exporter, job: JobId) -> Result<(), Failure> {
+    let retried = exporter.retry(job).await;
+    retried.map_err(|error| ledger_failure(&error, job))?;
+    say(&format!("{job} is queued again."));
+    Ok(())
 }
 
 async fn end_load(exporter: &Exporter) -> Result<(), Failure> {
@@ -278,7 +294,14 @@ async fn list(exporter: &Exporter, args: ListArgs) -> Result<(), Failure> {
     let mut before = None;
     if !args.json {
         say(&row(&[
-            "JOB", "STATE", "CREATED", "ATTEMPTS", "MESSAGES", "LOADS", "USER", "SCOPE",
+            "JOB",
+            "STATE",
+            "CREATED",
+            "ATTEMPTS",
+            "MESSAGES",
+            "DOWNLOADS",
+            "USER",
+            "SCOPE",
         ]));
     }
     loop {

@@ -14,7 +14,7 @@ Examples:
   ibid config
   IBID_LINK_SECONDS=60 ibid config --data /srv/ibid --json")]
 pub struct ConfigArgs {
-    /// Print a JSON array of {\"key\", \"value\", \"origin\"}
+    /// Print a JSON array of {"key", "value", "origin"}
     #[arg(long)]
     json: bool,
     #[command(flatten)]

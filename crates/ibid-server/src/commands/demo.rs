@@ -63,7 +63,7 @@ impl Steps {
     fn new(json: bool) -> Steps {
         if !json {
             super::say(
-                "     step                                            expected              came out",
+                "     step                                            expected                    came out",
             );
         }
         Steps {
@@ -89,7 +89,7 @@ impl Steps {
             let mark = if good { "ok" } else { "NO" };
             let number = self.count;
             super::say(&format!(
-                "{mark} {number:>2}  {what:<46}  {expected:<20}  {came_out}"
+                "{mark} {number:>2}  {what:<46}  {expected:<26}  {came_out}"
             ));
         }
     }

@@ -35,14 +35,14 @@ const LEEWAY: Duration = Duration::from_secs(5);
 /// Look for what keeps ibid from working
 ///
 /// Prints a line for each check: ok, warning or failure, and what to do. The exit code is 1 if
-/// any failed. Nothing is created or changed.
+/// any failed. Leaves nothing behind.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   ibid doctor --data /srv/ibid
   ibid doctor --json")]
 pub struct DoctorArgs {
-    /// Print a JSON line for each check: {\"result\", \"check\", \"text\"}
+    /// Print a JSON line for each check: {"result", "check", "text"}
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -143,6 +143,7 @@ fn examine(findings: &mut Findings, settings: &Settings) {
         }
     };
     log(findings, contents.as_ref());
+    lost_artefacts(findings, contents.as_ref(), &settings.artifacts);
     storage(findings, &settings.artifacts);
     free_space(findings, settings);
     clock(findings, contents.as_ref(), Clock::system().now());
@@ -230,7 +231,7 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
     const CHECK: &str = "database";
     look(findings, CHECK, path)?;
     let shown = path.display();
-    let found = match inspect(path) {
+    let found = match inspect(path, Clock::system().now()) {
         Ok(found) => found,
         Err(error) => {
             findings.failure(CHECK, error.to_string());
@@ -314,6 +315,20 @@ fn log(findings: &mut Findings, contents: Option<&Contents>) {
         findings.ok(
             CHECK,
             format!("{messages} messages in {conversations} conversations; {exports} exports"),
+        );
+    }
+}
+
+fn lost_artefacts(findings: &mut Findings, contents: Option<&Contents>, folder: &Path) {
+    let kept = contents.map_or(0, |contents| contents.kept);
+    if kept > 0 && !folder.exists() {
+        findings.failure(
+            "artefacts",
+            format!(
+                "{kept} finished exports are kept, but {} is not there; restore it from the \
+                 backup that the database is from",
+                folder.display()
+            ),
         );
     }
 }
@@ -472,6 +487,7 @@ mod tests {
             let contents = Contents {
                 conversations: 0,
                 messages: 0,
+                kept: 0,
                 exports: 0,
                 loading: false,
                 latest,

@@ -43,7 +43,7 @@ pub struct ExportArgs {
     server: Option<String>,
     /// Token of the user [default: IBID_TOKEN, which other users of this machine cannot see]
     #[arg(long)]
-    token: Option<String>,
+    token: Option<Secret>,
     /// What to export: all, or conv:ID
     #[arg(long, default_value = "all", value_parser = Scope::parse)]
     scope: Scope,
@@ -61,6 +61,22 @@ pub struct ExportArgs {
     json: bool,
 }
 
+/// A token on the command line, which nothing shows.
+#[derive(Clone)]
+struct Secret(String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
+    }
+}
+
 /// Makes and fetches one export.
 ///
 /// # Errors
@@ -75,9 +91,11 @@ pub async fn run(args: ExportArgs) -> Result<(), Failure> {
     let server = given(&args.server, "IBID_SERVER").ok_or_else(|| {
         Failure::usage("which server to ask is not said; give --server or set IBID_SERVER")
     })?;
-    let token = given(&args.token, "IBID_TOKEN").ok_or_else(|| {
-        Failure::usage("who is asking is not said; set IBID_TOKEN or give --token")
-    })?;
+    let token = given(
+        &args.token.as_ref().map(|token| token.0.clone()),
+        "IBID_TOKEN",
+    )
+    .ok_or_else(|| Failure::usage("who is asking is not said; set IBID_TOKEN or give --token"))?;
     let api = Api::new(&server, &token)?;
     if api.is_exposed() {
         complain("ibid: warning: the token travels unencrypted; use an https address");

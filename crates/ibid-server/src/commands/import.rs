@@ -30,9 +30,19 @@ Examples:
   ibid import --skip-invalid january.jsonl february.jsonl
   zcat chat.jsonl.gz | ibid import -
 
-An event a line:
-  {\"kind\":\"join\",\"conv\":\"c-team\",\"user\":\"alice\",\"ts\":\"2026-01-05T09:00:00Z\"}
-  {\"kind\":\"message\",\"conv\":\"c-team\",\"user\":\"alice\",\"ts\":\"2026-01-05T09:30:00Z\",\"body\":\"hi\"}")]
+An event a line; ts stands for \"ts\":\"2026-01-05T09:00:00Z\":
+  {\"kind\":\"conv\",\"conv\":\"c-team\",\"history\":\"joined\",\"ex_members\":\"keep\"}
+  {\"kind\":\"join\",\"conv\":\"c-team\",\"user\":\"alice\",ts}
+  {\"kind\":\"message\",\"conv\":\"c-team\",\"user\":\"alice\",ts,\"body\":\"hi\",\"id\":\"m-1\",
+   \"files\":[{\"id\":\"f-1\",\"name\":\"cat.png\",\"type\":\"image/png\",\"bytes\":1024}]}
+  {\"kind\":\"edit\",\"message\":\"m-1\",ts,\"body\":\"hello\"}
+  {\"kind\":\"recall\",\"conv\":\"c-team\",\"seq\":1,ts}
+  {\"kind\":\"restore\",\"conv\":\"c-team\",\"seq\":1,ts}
+  {\"kind\":\"leave\",\"conv\":\"c-team\",\"user\":\"alice\",ts}
+  {\"kind\":\"account\",\"user\":\"alice\",\"enabled\":false}
+
+Edits, recalls and restores name their message by conv and seq, or by its id. Any event may have
+an id; files are optional.")]
 pub struct ImportArgs {
     /// Files of events, taken in order; - is standard input
     #[arg(required = true, value_name = "FILE")]

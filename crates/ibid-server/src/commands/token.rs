@@ -31,8 +31,8 @@ enum TokenCommand {
 #[command(after_help = "\
 Examples:
   ibid token create --user alice
-  IBID_TOKEN=$(ibid token create --user alice --ttl 12h)
-  ibid token create --user importer --role writer --ttl 90m")]
+  export IBID_TOKEN=$(ibid token create --user alice --ttl 12h)
+  ibid token create --user root --role admin --ttl 90m")]
 struct CreateArgs {
     /// User that the token stands for
     #[arg(long, value_parser = |text: &str| UserId::parse(text).map_err(|reason| format!("it {reason}")))]
@@ -54,7 +54,7 @@ struct CreateArgs {
 enum RoleName {
     /// Own exports
     User,
-    /// Write to the log
+    /// Write to the log over HTTP, which comes later
     Writer,
     /// The admin API
     Admin,

@@ -205,7 +205,7 @@ settings! {
         default: Text("2"), form: Number, secret: false, parse: limit,
     }
 
-    /// File or folder of the keys that sign download links
+    /// File of the keys that sign download links, for its owner only
     signing_keys: PathBuf = signing_keys {
         default: InData("", "keys"), form: Text, secret: false, parse: parse::path,
     }

@@ -260,6 +260,22 @@ fn the_doctor_tells_good_from_bad_and_leaves_nothing_behind() {
     assert_eq!(place.serve(&[]).process.terminate().0, Some(0));
     let good = place.run(&["doctor", "--json"]);
     assert_eq!(good.code, Some(0), "{good:?}");
+    // A database that was restored without the artefacts it speaks of.
+    let connection = rusqlite::Connection::open(place.data().join("ibid.db")).expect("opened");
+    connection
+        .execute(
+            "INSERT INTO export (job_id, user_id, idempotency_key, fingerprint, scope, recipe,
+                 encoder, snapshot, messages_total, created_at, due_at, state, expires_at,
+                 artefact_sha256)
+             VALUES ('j', 'u', 'k', x'', 'all', '', '', '', 0, 0, 0, 'done', ?1, x'00')",
+            [i64::MAX],
+        )
+        .expect("a row");
+    drop(connection);
+    std::fs::remove_dir_all(place.data().join("artifacts")).expect("removed");
+    let lost = place.run(&["doctor"]);
+    assert_eq!(lost.code, Some(1), "{lost:?}");
+    assert!(lost.out.contains("restore it from the backup"), "{lost:?}");
     std::fs::write(place.data().join("keys"), "nonsense").expect("written");
     let bad = place.run(&["doctor"]);
     assert_eq!(bad.code, Some(1), "{bad:?}");

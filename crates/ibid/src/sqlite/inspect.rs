@@ -32,18 +32,20 @@ pub struct Contents {
     pub conversations: u64,
     pub messages: u64,
     pub exports: u64,
+    /// Exports that are done and still kept.
+    pub kept: u64,
     /// A first load of the log has begun and is not finished.
     pub loading: bool,
     /// The latest time that the ledger has recorded as past.
     pub latest: Option<Time>,
 }
 
-/// Looks at the file at `path`, which must exist. Nothing is created, changed or migrated.
+/// Looks at the file at `path`, which must exist; it is `now`. Nothing is created, changed or migrated.
 /// Reads the whole file, and so blocks for as long as that takes.
 ///
 /// # Errors
 /// The file cannot be opened, or is not one of ours.
-pub fn inspect(path: &Path) -> Result<Inspection, OpenError> {
+pub fn inspect(path: &Path, now: Time) -> Result<Inspection, OpenError> {
     refuse_network(path)?;
     let sqlite = |source| failed(path, source);
     // Without the right to write SQLite could not tidy up its files after a crash.
@@ -66,7 +68,7 @@ pub fn inspect(path: &Path) -> Result<Inspection, OpenError> {
     // A file can be so damaged that the check itself fails; that is its finding then.
     let damage = check(&connection).unwrap_or_else(|error| vec![error.to_string()]);
     let contents = if schema == known_schema && damage.is_empty() {
-        Some(contents(&connection).map_err(sqlite)?)
+        Some(contents(&connection, now).map_err(sqlite)?)
     } else {
         None
     };
@@ -87,11 +89,12 @@ fn check(connection: &Connection) -> rusqlite::Result<Vec<String>> {
     Ok(lines)
 }
 
-fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
+fn contents(connection: &Connection, now: Time) -> rusqlite::Result<Contents> {
     connection.query_row(
         "SELECT (SELECT count(*) FROM conv),
                 (SELECT coalesce(sum(last_seq), 0) FROM conv),
                 (SELECT count(*) FROM export),
+                (SELECT count(*) FROM export WHERE state = 'done' AND expires_at > ?1),
                 EXISTS (SELECT 1 FROM import WHERE first = 1 AND finished = 0),
                 (SELECT max(at) FROM (
                      SELECT max(created_at) AS at FROM export
@@ -100,14 +103,15 @@ fn contents(connection: &Connection) -> rusqlite::Result<Contents> {
                      UNION ALL SELECT max(renewed_at) FROM export
                      UNION ALL SELECT max(created_at) FROM token
                      UNION ALL SELECT max(last_at) FROM download))",
-        [],
+        [now.micros()],
         |row| {
             Ok(Contents {
                 conversations: row.get(0)?,
                 messages: row.get(1)?,
                 exports: row.get(2)?,
-                loading: row.get(3)?,
-                latest: row.get::<_, Option<i64>>(4)?.map(Time::from_micros),
+                kept: row.get(3)?,
+                loading: row.get(4)?,
+                latest: row.get::<_, Option<i64>>(5)?.map(Time::from_micros),
             })
         },
     )

@@ -1,4 +1,4 @@
-//! The example that the contract tells its story by.
+//! The example of the demo.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};

@@ -50,7 +50,7 @@ pub struct Created {
 }
 
 /// How far an export is. Members that are not needed here may come and go.
-#[derive(Debug, Deserialize)]
+#[derive(Deserialize)]
 pub struct Status {
     pub state: State,
     pub progress: Progress,
@@ -80,13 +80,15 @@ pub struct Revoked {
     pub reason: String,
 }
 
-#[derive(Debug, Deserialize)]
+/// Has no `Debug`: whoever has it can download.
+#[derive(Deserialize)]
 struct Link {
     url: String,
 }
 
 /// What is to be downloaded.
-#[derive(Clone, Debug)]
+/// Has no `Debug`, because of the link.
+#[derive(Clone)]
 pub struct Artefact {
     pub sha256: String,
     pub bytes: u64,
