@@ -249,47 +249,19 @@ fn files(folder: &Path) -> BTreeSet<String> {
     found
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_is_told_to_stop_gives_its_lease_back() {
-    let place = Place::new();
-    let (served, token, job) = asked(&place).await;
-    let worker = place.start(&["worker", "--hold-after-parts", "2", "--drain-seconds", "0"]);
-    served
-        .wait(&token, &job, |status| status["progress"]["parts_done"] == 2)
-        .await;
-    drop(worker);
-    // The lease of the one that was killed lasts 30 s more; this one cannot have the job yet.
-    let idle = place.run(&["worker", "--until-idle", "--json"]);
-    assert_eq!((idle.code, idle.out.as_str()), (Some(0), ""));
-    let other = served
-        .post(&token, "k2", &json!({"scope": "conv:c-big"}))
-        .await
-        .text("job_id");
-    let worker = place.start(&["worker", "--json"]);
-    served.wait(&token, &other, is_done).await;
-    let (code, out) = worker.terminate();
-    assert_eq!(code, Some(0), "{out}");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_is_told_to_stop_ends_in_order_and_its_job_goes_on_elsewhere() {
-    let place = Place::new();
+/// A job of 1,200 parts, so that whoever works on it can be stopped in the middle.
+async fn long_job(place: &Place) -> (String, Vec<&'static str>) {
     let chat: Vec<String> = (0..60_000)
         .map(|n| crate::harness::message("c", &format!("message {n} with some words in it")))
         .collect();
     place.import("join.jsonl", &[crate::harness::join("c", "alice")]);
     place.import("chat.jsonl", &chat);
-    let token = place.token("alice");
-    // The bytes of a job are fixed with it, so both jobs are cut alike.
-    let served = place.serve(&["--part-messages", "50"]);
-    let job = served.post(&token, "k", &all()).await.text("job_id");
-    let at_work = |status: &Value| status["progress"]["parts_done"].as_u64() > Some(3);
-    served.wait(&token, &job, at_work).await;
-    let (code, _) = served.process.terminate();
-    assert_eq!(code, Some(0));
+    (place.token("alice"), vec!["--part-messages", "50"])
+}
 
-    let served = place.serve(&["--workers", "0", "--part-messages", "50"]);
-    let stopped = served.get(&token, &format!("/exports/{job}")).await.body;
+/// The job was given back in the middle: it is queued, and the next worker needs not wait.
+async fn goes_on_elsewhere(place: &Place, served: &Served, token: &str, job: &str) {
+    let stopped = served.get(token, &format!("/exports/{job}")).await.body;
     assert_eq!(stopped["state"], "queued", "{stopped}");
     assert_eq!(stopped["attempts"], 1);
     let kept = stopped["progress"]["parts_done"].as_u64().expect("a count");
@@ -298,11 +270,45 @@ async fn a_server_that_is_told_to_stop_ends_in_order_and_its_job_goes_on_elsewhe
     let attempt: Value = serde_json::from_str(&ran.out).expect("one report");
     assert_eq!(attempt["parts_kept"], kept);
     assert_eq!(attempt["parts_written"], 1200 - kept);
-    let verified = place.run(&["verify", &job, "--json"]);
+    let verified = place.run(&["verify", job, "--json"]);
     assert_eq!(verified.code, Some(0), "{verified:?}");
     let verified: Value = serde_json::from_str(&verified.out).expect("a verification");
     assert_eq!(verified["parts_equal"], 1200);
     assert_eq!(verified["stored_equal"], true);
+}
+
+fn at_work(status: &Value) -> bool {
+    status["progress"]["parts_done"].as_u64() > Some(3)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_is_told_to_stop_gives_its_lease_back() {
+    let place = Place::new();
+    let (token, mut arguments) = long_job(&place).await;
+    arguments.extend(["--workers", "0"]);
+    let served = place.serve(&arguments);
+    let job = served.post(&token, "k", &all()).await.text("job_id");
+    let worker = place.start(&["worker", "--json"]);
+    served.wait(&token, &job, at_work).await;
+    let (code, out) = worker.terminate();
+    assert_eq!(code, Some(0), "{out}");
+    let report: Value = serde_json::from_str(&out).expect("one report");
+    assert_eq!(report["state"], "queued");
+    goes_on_elsewhere(&place, &served, &token, &job).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_told_to_stop_ends_in_order_and_its_job_goes_on_elsewhere() {
+    let place = Place::new();
+    let (token, mut arguments) = long_job(&place).await;
+    let served = place.serve(&arguments);
+    let job = served.post(&token, "k", &all()).await.text("job_id");
+    served.wait(&token, &job, at_work).await;
+    let (code, _) = served.process.terminate();
+    assert_eq!(code, Some(0));
+    arguments.extend(["--workers", "0"]);
+    let served = place.serve(&arguments);
+    goes_on_elsewhere(&place, &served, &token, &job).await;
 }
 
 #[test]
