@@ -22,11 +22,17 @@ use stage::{Answer, Stage};
 #[command(after_help = "\
 Examples:
   ibid demo
-  ibid demo --json")]
+  ibid demo --json
+  ibid demo --database postgres://ibid@localhost/empty
+
+With --database, the last step is played on SQLite: the bytes are the same.")]
 pub struct DemoArgs {
     /// Print a JSON line for each step instead of a table
     #[arg(long)]
     json: bool,
+    /// Keep log and ledger in this PostgreSQL database, which must have no log yet
+    #[arg(long, value_name = "URL")]
+    database: Option<String>,
     /// Keep the temporary folder and say where it is
     #[arg(long)]
     keep: bool,
@@ -42,7 +48,7 @@ pub async fn run(args: DemoArgs) -> Result<(), Failure> {
         .tempdir()
         .map_err(|e| Failure::failed(format!("no temporary folder: {e}; set TMPDIR")))?;
     let mut steps = Steps::new(args.json);
-    let played = story(folder.path(), &mut steps).await;
+    let played = story(folder.path(), args.database.as_deref(), &mut steps).await;
     let path = folder.path().display().to_string();
     if args.keep {
         let _ = folder.keep();
@@ -108,12 +114,24 @@ impl Steps {
     }
 }
 
-async fn story(folder: &std::path::Path, steps: &mut Steps) -> Result<(), Failure> {
+async fn story(
+    folder: &std::path::Path,
+    database: Option<&str>,
+    steps: &mut Steps,
+) -> Result<(), Failure> {
     let first = folder.join("first");
-    let mut stage = Stage::new(&first)?;
+    let mut stage = Stage::new(&first, database)?;
+    if database.is_some() {
+        stage.admin(&["migrate"]).await?;
+    }
 
     // A log, a server without workers, a user with a token.
     let accepted = stage.import("chat.jsonl", &chat::before()).await?;
+    if database.is_some() && accepted != chat::before().len() as u64 {
+        return Err(Failure::failed(
+            "the database has a log already; give the demo an empty one",
+        ));
+    }
     steps.step(
         "import the chat: events taken",
         chat::before().len(),
@@ -243,7 +261,7 @@ async fn story(folder: &std::path::Path, steps: &mut Steps) -> Result<(), Failur
     steps.step("the export revoked", 410, gone.status().as_u16());
 
     // Promise 3 once more: another machine, undisturbed.
-    let mut elsewhere = Stage::new(&folder.join("second"))?;
+    let mut elsewhere = Stage::new(&folder.join("second"), None)?;
     elsewhere.import("chat.jsonl", &chat::before()).await?;
     elsewhere.serve().await?;
     let token = elsewhere.token("alice").await?;

@@ -5,4 +5,8 @@ mod cli;
 mod download;
 mod harness;
 mod links;
+#[path = "../../../ibid/tests/it/pg_server.rs"]
+#[allow(dead_code, reason = "the library's tests use the rest")]
+mod pg_server;
+mod postgres;
 mod process;

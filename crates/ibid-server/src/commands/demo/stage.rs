@@ -14,6 +14,8 @@ use crate::commands::Failure;
 /// A data folder with its server.
 pub struct Stage {
     folder: PathBuf,
+    /// Of PostgreSQL, if not SQLite in the folder.
+    database: Option<String>,
     program: PathBuf,
     client: reqwest::Client,
     server: Option<Child>,
@@ -33,10 +35,11 @@ impl Answer {
 }
 
 impl Stage {
-    pub fn new(folder: &Path) -> Result<Stage, Failure> {
+    pub fn new(folder: &Path, database: Option<&str>) -> Result<Stage, Failure> {
         std::fs::create_dir_all(folder).map_err(lost)?;
         Ok(Stage {
             folder: folder.to_owned(),
+            database: database.map(str::to_owned),
             program: std::env::current_exe().map_err(lost)?,
             client: crate::commands::http_client()?,
             server: None,
@@ -51,6 +54,7 @@ impl Stage {
             .args(arguments)
             .arg("--data")
             .arg(self.folder.join("data"))
+            .args(self.database.iter().flat_map(|url| ["--database", url]))
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
