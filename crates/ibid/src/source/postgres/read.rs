@@ -8,12 +8,8 @@ use tokio_postgres::{Client, Row};
 
 use super::{Raw, Xid, signed, unsigned};
 use crate::snapshot::{Revised, Revision, RevisionKind, Snapshot, Stay, Window};
-use crate::source::{Page, Place, SourceError, Windows};
+use crate::source::{PAGE_BYTES, PAGE_MESSAGES, Page, Place, SourceError, Windows};
 use crate::time::Time;
-
-/// A page ends at this many messages or bytes of text, whichever comes first.
-const PAGE_MESSAGES: u64 = 1_000;
-const PAGE_BYTES: i64 = 512 * 1024;
 
 /// Messages of one stay that a page may hold.
 struct Run<'w> {
@@ -51,7 +47,7 @@ pub(super) async fn read_page(
 /// What a page from `place` on holds at most.
 fn runs(windows: &Windows, place: Place) -> Vec<Run<'_>> {
     let mut runs = Vec::new();
-    let mut room = PAGE_MESSAGES;
+    let mut room = PAGE_MESSAGES as u64;
     for (at, window) in windows.iter().enumerate().skip(place.window) {
         for stay in &window.stays {
             let first_seq = match at == place.window {
@@ -107,11 +103,12 @@ async fn read_messages(
     page: &mut Page,
 ) -> Result<(), SourceError> {
     let (convs, first, last) = arrays(runs);
+    let most = PAGE_BYTES as i64;
     let params: [(&(dyn ToSql + Sync), Type); 4] = [
         (&convs, Type::TEXT_ARRAY),
         (&first, Type::INT8_ARRAY),
         (&last, Type::INT8_ARRAY),
-        (&PAGE_BYTES, Type::INT8),
+        (&most, Type::INT8),
     ];
     let mut rows = pin!(client.query_typed_raw(MESSAGES, params).await?);
     for run in runs {
@@ -139,7 +136,7 @@ async fn read_messages(
             let ts = Time::from_micros(row.try_get(3)?);
             page.push(place, ts, row.try_get(4)?, body(&row, 5)?, row.try_get(7)?);
             // Counted by the database, which ended the page by the same number.
-            if row.try_get::<_, i64>(8)? >= PAGE_BYTES {
+            if row.try_get::<_, i64>(8)? >= most {
                 return Ok(());
             }
         }
@@ -159,7 +156,8 @@ CROSS JOIN LATERAL (
 ) v
 ORDER BY r.run, v.seq, v.gseq";
 
-/// Applies the revisions that are in the snapshot to the messages of `runs`.
+/// Applies the revisions that are in the snapshot to the messages of `runs`. Long edits can fill
+/// the page; it ends with the message that does.
 async fn revise(
     client: &Client,
     snapshot: &Snapshot,
@@ -190,6 +188,10 @@ async fn revise(
         };
         if let Some((last, revised)) = current.take_if(|(last, _)| *last != place) {
             page.revise(last, &revised);
+            if page.bytes() >= 2 * PAGE_BYTES {
+                page.cut_after(last);
+                return Ok(());
+            }
         }
         let kind = match row.try_get(4)? {
             "edit" => RevisionKind::Edit {
