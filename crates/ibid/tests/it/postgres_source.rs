@@ -18,6 +18,7 @@ use ibid::import::Report;
 use ibid::ledger::postgres::PostgresLedger;
 use ibid::ledger::{CreateError, Created};
 use ibid::postgres::Pg;
+use ibid::source::Page;
 use ibid::source::postgres::PostgresSource;
 use ibid::time::{Clock, Time};
 use ibid::vault::{Key, Vault};
@@ -243,4 +244,39 @@ async fn pages_are_read_through_the_primary_key() {
         assert!(after <= before + 2, "{turn}: {after} {before}");
         run(&client, "ANALYZE").await;
     }
+}
+
+#[tokio::test]
+async fn a_page_ends_where_long_messages_or_long_edits_fill_it() {
+    let name = "a_page_ends_where_long_messages_or_long_edits_fill_it";
+    let Some(server) = PgServer::start(name) else {
+        return;
+    };
+    let home = Home::new(&server, "log").await;
+    let client = server.connect("log").await;
+    run(
+        &client,
+        "SELECT ibid.join_conv(conv, 'ann', now()) FROM unnest('{a,b}'::text[]) conv;
+         SELECT ibid.append_message('a', 'bob', now(), repeat(n::text, 100000)),
+                ibid.append_message('b', 'bob', now(), 'short')
+         FROM generate_series(10, 49) n;
+         SELECT ibid.append_edit('b', n, now(), repeat('x', 300000)) FROM generate_series(1, 40) n",
+    )
+    .await;
+    let job = home.export("ann").await;
+    let (source, ledger) = (&home.exporter.source, &home.exporter.ledger);
+    let windows = Arc::new(ledger.windows(job).await.unwrap());
+    let snapshot = ledger.find(job).await.unwrap().unwrap().export.snapshot;
+    let (mut place, mut messages) = (windows.first(), Vec::new());
+    while let Some(at) = place {
+        let reading = source.page(&snapshot, &windows, at, Page::default());
+        let page = reading.await.unwrap();
+        assert!(page.bytes() < 1_500_000, "{} bytes", page.bytes());
+        messages.push(page.len());
+        place = windows.after(page.last().unwrap());
+    }
+    assert_eq!(messages.iter().sum::<usize>(), 80);
+    // Three of 200,000 bytes go over 512 KiB, four edits of 300,000 over twice that.
+    assert_eq!(messages[..3], [3, 3, 3]);
+    assert_eq!(messages[15..20], [4, 4, 4, 4, 4]);
 }

@@ -117,17 +117,21 @@ async fn a_caller_above_read_committed_fails_where_another_has_written_and_never
             "ibid.set_conv('c', 'all', 'none')",
             "ibid.lock_convs('{c}')",
         ] {
-            let begin = format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM ibid.conv");
-            run(&w1, &begin).await;
-            run(
-                &w2,
-                "SELECT ibid.append_message('c', 'bob', now(), 'between')",
-            )
-            .await;
-            let (code, message) = failure(&w1, &format!("SELECT {call}")).await;
-            let expected = SqlState::T_R_SERIALIZATION_FAILURE;
-            assert_eq!(code, expected, "{level} {call}: {message}");
-            run(&w1, "ROLLBACK").await;
+            // The other one writes to the conversation with and without a new message.
+            for other in [
+                "ibid.append_message('c', 'bob', now(), 'between')",
+                "ibid.append_edit('c', 1, now(), 'between')",
+                "ibid.join_conv('c', 'zoe', now()), ibid.leave_conv('c', 'zoe', now())",
+            ] {
+                let begin =
+                    format!("BEGIN ISOLATION LEVEL {level}; SELECT count(*) FROM ibid.conv");
+                run(&w1, &begin).await;
+                run(&w2, &format!("SELECT {other}")).await;
+                let (code, message) = failure(&w1, &format!("SELECT {call}")).await;
+                let expected = SqlState::T_R_SERIALIZATION_FAILURE;
+                assert_eq!(code, expected, "{level} {call} {other}: {message}");
+                run(&w1, "ROLLBACK").await;
+            }
         }
     }
 }
@@ -235,6 +239,11 @@ async fn an_id_that_two_batches_use_at_the_same_time_is_taken_once() {
         }
         other => panic!("{other:?}"),
     }
+    // Nor has a conversation begun whose only event is skipped.
+    let mut skipping = batch_of(&[say("d", "kept"), with_id("n", &say("e", "y"))]);
+    skipping.skip_invalid = true;
+    let outcomes = source.append(skipping).await.unwrap();
+    assert!(matches!(outcomes[1], Outcome::Invalid(_)), "{outcomes:?}");
     let convs = "SELECT count(*) FROM ibid.conv WHERE conv = 'e'";
     assert_eq!(number(&watch, convs).await, 0);
 }
