@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_postgres::types::{FromSql, Type};
-use tokio_postgres::{IsolationLevel, Row, Transaction};
+use tokio_postgres::{Client, IsolationLevel, Row, Transaction};
 
 use self::append::{Failure, append, learn};
 use self::read::read_page;
@@ -111,9 +111,8 @@ impl Source for PostgresSource {
     }
 
     async fn account_enabled(&self, user: &UserId) -> Result<bool, SourceError> {
-        let mut client = self.pg.get().await?;
-        let tx = client.transaction().await?;
-        account_enabled(&tx, user).await
+        let client = self.pg.get().await?;
+        account_enabled(&client, user).await
     }
 
     async fn set_account(&self, user: &UserId, enabled: bool) -> Result<(), SourceError> {
@@ -254,11 +253,8 @@ pub(crate) async fn is_loading(tx: &Transaction<'_>) -> Result<bool, SourceError
     Ok(row.try_get(0)?)
 }
 
-pub(crate) async fn account_enabled(
-    tx: &Transaction<'_>,
-    user: &UserId,
-) -> Result<bool, SourceError> {
-    let row = tx
+async fn account_enabled(client: &Client, user: &UserId) -> Result<bool, SourceError> {
+    let row = client
         .query_typed_opt(
             "SELECT enabled FROM ibid.account WHERE user_id = $1",
             &[(&user.as_str(), Type::TEXT)],

@@ -100,6 +100,14 @@ impl PgServer {
         self.ctl(&["start", "-w", "-l", &self.log()]);
     }
 
+    /// Starts the server again as a standby that waits for more to read, after a stop in good
+    /// order.
+    pub fn become_standby(&self) {
+        self.ctl(&["stop", "-w", "-m", "fast"]);
+        std::fs::write(self.data().join("standby.signal"), "").unwrap();
+        self.start_again();
+    }
+
     fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }

@@ -244,6 +244,10 @@ async fn pages_are_read_through_the_primary_key() {
         assert!(after <= before + 2, "{turn}: {after} {before}");
         run(&client, "ANALYZE").await;
     }
+    let out_of_order = "SELECT count(*) FROM (
+            SELECT gseq, lag(gseq) OVER (PARTITION BY conv ORDER BY seq) AS before FROM ibid.message
+        ) m WHERE before > gseq";
+    assert_eq!(number(&client, out_of_order).await, 0);
 }
 
 #[tokio::test]

@@ -94,3 +94,24 @@ async fn a_copy_of_the_database_is_refused_and_finishes_what_was_begun() {
     home.work().await;
     assert_eq!(super::bodies(&home.lines(job).await), ["one"]);
 }
+
+#[tokio::test]
+async fn a_standby_is_refused_and_serves_what_there_is() {
+    let Some(server) = PgServer::start("a_standby_is_refused_and_serves_what_there_is") else {
+        return;
+    };
+    let home = Home::new(&server, "log").await;
+    home.import(&[join("c", "ann"), say("c", "one")]).await;
+    let job = home.export("ann").await;
+    home.work().await;
+    server.become_standby();
+    let answers = async || home.exporter.ledger.find(job).await.is_ok();
+    until("the connections are new", answers).await;
+    match home.try_export("ann", "all").await {
+        Err(CreateError::Ledger(LedgerError::Unusable(why))) => {
+            assert!(why.contains("primary"), "{why}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(super::bodies(&home.lines(job).await), ["one"]);
+}
