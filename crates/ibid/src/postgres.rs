@@ -53,6 +53,8 @@ pub enum ConnectError {
     Newer { found: i32, known: usize },
     #[error("the migration failed and nothing was changed: {0}")]
     Migration(String),
+    #[error("the database was not adopted and nothing was changed: {0}")]
+    Adoption(String),
 }
 
 /// Why a statement failed.
@@ -233,6 +235,60 @@ impl Pg {
             .map_err(failed)?;
         transaction.commit().await.map_err(failed)?;
         Ok(known - done)
+    }
+}
+
+impl Pg {
+    /// Takes this database for the one in which the log lives on: after a dump was restored, a
+    /// logical copy has become the main one, or the server was upgraded.
+    ///
+    /// The transactions stored in the log are then those of another database, so everything that
+    /// is in it counts as committed, for all later snapshots; and new entries get numbers above
+    /// all that any snapshot so far has looked at, so that exports created before stay as they
+    /// are. Nobody can write to the log meanwhile.
+    ///
+    /// # Errors
+    /// The database is a standby, somebody keeps writing, or a statement failed; nothing was
+    /// changed then.
+    pub async fn adopt(&self) -> Result<(), ConnectError> {
+        let failed = |e: tokio_postgres::Error| ConnectError::Adoption(describe(&e));
+        self.check_schema().await?;
+        let mut client = self.get().await.map_err(unreachable)?;
+        let transaction = client.transaction().await.map_err(failed)?;
+        let standby = transaction
+            .query_typed_one("SELECT pg_is_in_recovery()", &[])
+            .await
+            .map_err(failed)?;
+        if standby.get(0) {
+            let why = "the database is a standby; adopt the primary, or promote this one first";
+            return Err(ConnectError::Adoption(why.to_owned()));
+        }
+        let locked = transaction
+            .query_typed_one("SELECT ibid.lock_log()", &[])
+            .await
+            .map_err(failed)?;
+        if !locked.get::<_, bool>(0) {
+            let why = "somebody is writing to the log and does not end; stop the writers first";
+            return Err(ConnectError::Adoption(why.to_owned()));
+        }
+        transaction
+            .batch_execute(
+                "UPDATE ibid.anchor SET
+                     system_identifier = (SELECT system_identifier FROM pg_control_system()),
+                     database_oid = (SELECT oid FROM pg_database WHERE datname = current_database()),
+                     baseline = greatest(
+                         baseline,
+                         (SELECT max(gseq) FROM ibid.message),
+                         (SELECT max(gseq) FROM ibid.revision),
+                         (SELECT max(greatest(from_gseq, to_gseq)) FROM ibid.stay));
+                 SELECT setval('ibid.log_gseq', greatest(
+                     (SELECT last_value FROM ibid.log_gseq),
+                     (SELECT baseline FROM ibid.anchor),
+                     (SELECT max((snapshot::json ->> 'high')::bigint) FROM ibid.export)))",
+            )
+            .await
+            .map_err(failed)?;
+        transaction.commit().await.map_err(failed)
     }
 }
 

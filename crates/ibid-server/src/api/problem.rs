@@ -257,7 +257,7 @@ impl From<LedgerError> for Problem {
             }
             LedgerError::Unusable(what) => {
                 tracing::error!(error = what, "the database must not be used");
-                Problem::unavailable(&what)
+                Problem::unavailable(&sentence(&what))
             }
             LedgerError::LeaseLost
             | LedgerError::OtherDigest { .. }
@@ -275,7 +275,7 @@ impl From<SourceError> for Problem {
             }
             SourceError::Refused(what) => {
                 tracing::error!(error = what, "the log must not be used");
-                Problem::unavailable(&what)
+                Problem::unavailable(&sentence(&what))
             }
             SourceError::Invalid { .. }
             | SourceError::LogChanged(_)
@@ -309,6 +309,15 @@ impl From<CreateError> for Problem {
             .retry_after(Duration::from_secs(30)),
             CreateError::Ledger(error) => error.into(),
         }
+    }
+}
+
+/// An error's text, which is a sentence without its head and end, as one.
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    match chars.next() {
+        Some(first) => format!("{}{}.", first.to_uppercase(), chars.as_str()),
+        None => String::new(),
     }
 }
 

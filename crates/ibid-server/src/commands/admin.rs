@@ -72,6 +72,15 @@ enum AdminCommand {
         #[command(flatten)]
         store: StoreFlags,
     },
+    /// Take a restored, copied or upgraded PostgreSQL database for the one that goes on
+    ///
+    /// ibid creates no exports in a database that is not the one in which its log was written.
+    /// Once nobody writes to the other one any more, this makes this one the log's own. Exports
+    /// that were created before stay as they are.
+    Adopt {
+        #[command(flatten)]
+        store: StoreFlags,
+    },
     /// Take the revocation of a finished export back
     Restore {
         /// Id of the export
@@ -158,6 +167,7 @@ pub async fn run(args: AdminArgs) -> Result<(), Failure> {
         AdminCommand::List(args) => list(&existing(&args.store).await?, args).await,
         AdminCommand::EndLoad { store } => end_load(&existing(&store).await?).await,
         AdminCommand::Migrate { store } => migrate(&store).await,
+        AdminCommand::Adopt { store } => adopt(&store).await,
     }
 }
 
@@ -176,6 +186,19 @@ async fn end_load(exporter: &Exporter) -> Result<(), Failure> {
     let ended = exporter.source.end_load().await;
     ended.map_err(|error| unavailable(&error))?;
     say("The first load counts as finished; exports can be created.");
+    Ok(())
+}
+
+async fn adopt(store: &StoreFlags) -> Result<(), Failure> {
+    let config = load(&store.flags())?;
+    let Database::Postgres(url) = &config.settings.database else {
+        return Err(Failure::usage(
+            "only a PostgreSQL database needs to be adopted; name it with --database",
+        ));
+    };
+    let adopting = async { Pg::connect(url).await?.adopt().await };
+    adopting.await.map_err(|e| Failure::failed(e.to_string()))?;
+    say("The log lives in this database now; exports can be created.");
     Ok(())
 }
 

@@ -111,3 +111,99 @@ async fn a_server_that_migrates_and_a_worker_beside_it_share_the_jobs() {
         .await;
     assert_eq!(same["sha256"], done["sha256"]);
 }
+
+/// Copies the whole database of one server into another, as a backup is restored.
+fn dump_and_restore(from: &str, to: &str) {
+    let script = format!("pg_dump '{from}' | psql -q -v ON_ERROR_STOP=1 '{to}' >/dev/null");
+    let status = std::process::Command::new("bash")
+        .args(["-o", "pipefail", "-c", &script])
+        .status();
+    assert!(status.expect("it runs").success());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_exports() {
+    let (Some(old), Some(new)) = (
+        PgServer::start("a dump"),
+        PgServer::start("a restored dump"),
+    ) else {
+        return;
+    };
+    let place = Place::new();
+    // The servers are copies of one cluster, which is told by the database alone.
+    new.create_database("restored").await;
+    let (from, to) = (old.url("postgres"), new.url("restored"));
+    let run = |url: &str, arguments: &[&str]| {
+        let ran = place.run(&[arguments, &["--database", url]].concat());
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran.out
+    };
+    run(&from, &["admin", "migrate"]);
+    let chat = place.write("chat.jsonl", &sample());
+    run(&from, &["import", &chat]);
+    let token = run(&from, &["token", "create", "--user", "alice"]);
+    let token = token.trim();
+    let serve = |url| {
+        place.serve(&[
+            "--workers",
+            "0",
+            "--part-messages",
+            "200",
+            "--database",
+            url,
+        ])
+    };
+    let served = serve(&from);
+    let before = served
+        .post(token, "k", &json!({"scope": "all"}))
+        .await
+        .text("job_id");
+    assert_eq!(served.process.terminate().0, Some(0));
+    dump_and_restore(&from, &to);
+
+    let served = serve(&to);
+    let later = place.write("later.jsonl", &[message("c-team", "after the restore")]);
+    run(&to, &["import", &later]);
+    let refused = served.post(token, "k2", &json!({"scope": "all"})).await;
+    refused.is_problem(503, "unavailable");
+    assert!(
+        refused.text("detail").contains("ibid admin adopt"),
+        "{:?}",
+        refused.body
+    );
+    run(&to, &["admin", "adopt"]);
+    run(
+        &to,
+        &[
+            "import",
+            &place.write("last.jsonl", &[message("c-team", "the last one")]),
+        ],
+    );
+    let after = served.post(token, "k2", &json!({"scope": "all"})).await;
+    assert_eq!(after.status, 202, "{:?}", after.body);
+    let after = after.text("job_id");
+    // Written above all that any snapshot has looked at, so in neither of them.
+    run(
+        &to,
+        &[
+            "import",
+            &place.write("late.jsonl", &[message("c-team", "too late")]),
+        ],
+    );
+    run(&to, &["worker", "--until-idle"]);
+    let done = |body: &Value| body["state"] == "done";
+    let old_job = served.wait(token, &before, done).await;
+    assert_eq!(old_job["messages"], 930);
+    assert_eq!(served.wait(token, &after, done).await["messages"], 932);
+
+    let sqlite = Place::new();
+    sqlite.import("chat.jsonl", &sample());
+    let elsewhere = sqlite.serve(&["--part-messages", "200"]);
+    let token = sqlite.token("alice");
+    let job = elsewhere
+        .post(&token, "k", &json!({"scope": "all"}))
+        .await
+        .text("job_id");
+    let same = elsewhere.wait(&token, &job, done).await;
+    assert_eq!(same["sha256"], old_job["sha256"]);
+}
