@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use ibid::event::Invalid;
 use ibid::import::{ImportError, Manner, Note, Report, import};
-use ibid::source::Source;
+use ibid::source::{Source, SourceError};
 use indicatif::ProgressBar;
 use serde_json::{Value, json};
 
@@ -212,7 +212,9 @@ impl Import {
                 ))
             }
             ImportError::Read(error) => self.unreadable(error),
-            ImportError::FileChanged | ImportError::Overtaken { .. } => {
+            ImportError::FileChanged
+            | ImportError::Overtaken { .. }
+            | ImportError::Source(SourceError::ImportElsewhere) => {
                 Failure::failed(format!("{name}: {error}"))
             }
             ImportError::Source(error) => Failure::failed(format!(
