@@ -19,6 +19,7 @@ mod random;
 mod real_data;
 mod reference;
 mod resume;
+mod same_bytes;
 mod sample;
 mod shared;
 mod structure;
