@@ -12,6 +12,7 @@ use crate::ids::{ClaimId, JobId, UserId};
 use crate::key::IdempotencyKey;
 use crate::limits::{LimitReached, Limits};
 use crate::scope::Request;
+use crate::snapshot::Snapshot;
 use crate::source::Windows;
 use crate::time::Time;
 
@@ -105,6 +106,34 @@ pub struct NewExport {
     pub key: IdempotencyKey,
     pub request: Request,
     pub recipe: Recipe,
+}
+
+impl NewExport {
+    /// The job as it is when it is created at `now`, with what its user sees in `snapshot`.
+    pub fn queued(&self, snapshot: Snapshot, windows: &Windows, now: Time) -> Export {
+        Export {
+            job_id: self.job_id,
+            user: self.user.clone(),
+            scope: self.request.scope.clone(),
+            recipe: self.recipe.clone(),
+            snapshot,
+            created_at: now,
+            messages_total: windows.messages(),
+            state: State::Queued,
+            started_at: None,
+            finished_at: None,
+            expires_at: None,
+            attempts: 0,
+            strikes: 0,
+            due_at: now,
+            lease: None,
+            artefact: None,
+            problem: None,
+            waiting: None,
+            revocation: None,
+            purging: false,
+        }
+    }
 }
 
 /// What asking for an export came to.

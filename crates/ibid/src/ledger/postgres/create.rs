@@ -7,7 +7,7 @@ use super::rows::{
     unsigned,
 };
 use super::{durable, now, refused_by_source};
-use crate::export::{Export, State};
+use crate::export::Export;
 use crate::ids::{ConvId, JobId, UserId};
 use crate::ledger::{CreateError, Created, LedgerError, NewExport};
 use crate::limits::{DAY, Limits, Usage};
@@ -51,28 +51,7 @@ pub(super) async fn create(
     limits
         .check(&usage(tx, &new.user, limits, now).await?, now)
         .map_err(CreateError::Limit)?;
-    let export = Export {
-        job_id: new.job_id,
-        user: new.user.clone(),
-        scope: new.request.scope.clone(),
-        recipe: new.recipe.clone(),
-        snapshot: sight.snapshot,
-        created_at: now,
-        messages_total: windows.messages(),
-        state: State::Queued,
-        started_at: None,
-        finished_at: None,
-        expires_at: None,
-        attempts: 0,
-        strikes: 0,
-        due_at: now,
-        lease: None,
-        artefact: None,
-        problem: None,
-        waiting: None,
-        revocation: None,
-        purging: false,
-    };
+    let export = new.queued(sight.snapshot, &windows, now);
     insert(tx, new, &export).await?;
     keep_windows(tx, new.job_id, &windows).await?;
     durable(tx).await?;

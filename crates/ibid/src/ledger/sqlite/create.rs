@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::rows::{job_id, load, to_json, unavailable, unreadable};
-use crate::export::{Export, State};
+use crate::export::Export;
 use crate::ids::{ConvId, JobId, UserId};
 use crate::ledger::{CreateError, Created, LedgerError, NewExport};
 use crate::limits::{DAY, Limits, Usage};
@@ -42,28 +42,7 @@ pub(super) fn create(
     limits
         .check(&usage(tx, &new.user, limits, now)?, now)
         .map_err(CreateError::Limit)?;
-    let export = Export {
-        job_id: new.job_id,
-        user: new.user.clone(),
-        scope: new.request.scope.clone(),
-        recipe: new.recipe.clone(),
-        snapshot: log::snapshot(tx)?,
-        created_at: now,
-        messages_total: windows.messages(),
-        state: State::Queued,
-        started_at: None,
-        finished_at: None,
-        expires_at: None,
-        attempts: 0,
-        strikes: 0,
-        due_at: now,
-        lease: None,
-        artefact: None,
-        problem: None,
-        waiting: None,
-        revocation: None,
-        purging: false,
-    };
+    let export = new.queued(log::snapshot(tx)?, &windows, now);
     insert(tx, new, &export)?;
     keep_windows(tx, new.job_id, &windows)?;
     Ok(Created::New(export))
