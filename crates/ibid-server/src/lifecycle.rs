@@ -124,6 +124,7 @@ where
     F: Fn(TcpStream) -> Io + Send + 'static,
     Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
+    let hearing = app.exporter.clone();
     let keys = Arc::clone(&app.keys);
     let looking = stop.clone();
     tokio::spawn(async move {
@@ -140,10 +141,16 @@ where
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
     let work = async {
-        if let Some(worker) = &worker
-            && let Err(error) = worker.run(&stop).await
-        {
-            tracing::error!(%error, "the worker ended");
+        let Some(worker) = &worker else {
+            return;
+        };
+        tokio::select! {
+            () = hearing.hear_of_jobs() => {}
+            ended = worker.run(&stop) => {
+                if let Err(error) = ended {
+                    tracing::error!(%error, "the worker ended");
+                }
+            }
         }
     };
     let both = async {

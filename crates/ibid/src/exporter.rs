@@ -46,6 +46,8 @@ pub struct Exporter {
     pub vault: Vault,
     terms: ExportTerms,
     created: Arc<Notify>,
+    /// Where other nodes announce the jobs that they create.
+    postgres: Option<Pg>,
 }
 
 /// Why the store of an installation could not be opened.
@@ -129,8 +131,11 @@ impl Exporter {
         pg.check_schema().await?;
         let vault = vault(artifacts)?;
         let source = Arc::new(PostgresSource::new(pg.clone()));
-        let ledger = Arc::new(PostgresLedger::new(pg, clock));
-        Ok(Exporter::new(source, ledger, vault, terms))
+        let ledger = Arc::new(PostgresLedger::new(pg.clone(), clock));
+        Ok(Exporter {
+            postgres: Some(pg),
+            ..Exporter::new(source, ledger, vault, terms)
+        })
     }
 
     /// An installation whose log, ledger and vault are where the caller opened them.
@@ -146,11 +151,21 @@ impl Exporter {
             vault,
             terms,
             created: Arc::default(),
+            postgres: None,
         }
     }
 
     pub fn terms(&self) -> &ExportTerms {
         &self.terms
+    }
+
+    /// Lets workers of this process know of jobs that other nodes create, for as long as it is
+    /// awaited; where nobody announces any, it only waits.
+    pub async fn hear_of_jobs(&self) {
+        match &self.postgres {
+            Some(pg) => pg.listen(&self.created).await,
+            None => std::future::pending().await,
+        }
     }
 
     /// Told whenever this exporter creates a job; workers in the same process wait on it.

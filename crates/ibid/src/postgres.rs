@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Config, NoTls, Transaction};
+use tokio_postgres::{AsyncMessage, Config, NoTls, Socket, Transaction};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// In order; the number of those applied stands in `ibid.schema_version`.
@@ -26,6 +28,9 @@ const MIGRATION_LOCK: i64 = 0x6962_6964_0001;
 
 /// Connections of one process.
 const CONNECTIONS: usize = 16;
+
+/// How long it takes until a lost connection is made again on which jobs are listened for.
+const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a connection is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -85,6 +90,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
 #[derive(Clone)]
 pub struct Pg {
     pool: Pool,
+    config: Config,
 }
 
 impl std::fmt::Debug for Pg {
@@ -115,10 +121,10 @@ impl Pg {
             recycling_method: RecyclingMethod::Fast,
         };
         let manager = match config.get_ssl_mode() {
-            SslMode::Require => Manager::from_config(config, tls()?, manager_config),
+            SslMode::Require => Manager::from_config(config.clone(), tls()?, manager_config),
             _ => {
                 config.ssl_mode(SslMode::Disable);
-                Manager::from_config(config, NoTls, manager_config)
+                Manager::from_config(config.clone(), NoTls, manager_config)
             }
         };
         let pool = Pool::builder(manager)
@@ -128,7 +134,7 @@ impl Pg {
             .create_timeout(Some(PATIENCE))
             .build()
             .map_err(|e| ConnectError::Unreachable(e.to_string()))?;
-        let pg = Pg { pool };
+        let pg = Pg { pool, config };
         pg.check_server().await?;
         Ok(pg)
     }
@@ -142,6 +148,61 @@ impl Pg {
             deadpool_postgres::PoolError::Backend(error) => PgError::Postgres(error),
             other => PgError::Pool(other.to_string()),
         })
+    }
+
+    /// Wakes `wake` whenever a job is created, on any node, until it is dropped. Listens on a
+    /// connection of its own, since a pooler in transaction mode forgets who listens; where
+    /// there is one, nothing comes and polling finds the jobs. When the connection was lost,
+    /// jobs may have been missed, so `wake` is woken once it is back.
+    pub async fn listen(&self, wake: &Notify) {
+        loop {
+            match self.config.get_ssl_mode() {
+                SslMode::Require => match tls() {
+                    Ok(tls) => self.listen_once(tls, wake).await,
+                    Err(error) => tracing::warn!(%error, "jobs cannot be listened for"),
+                },
+                _ => self.listen_once(NoTls, wake).await,
+            }
+            tokio::time::sleep(LISTEN_AGAIN).await;
+        }
+    }
+
+    /// Listens until the connection is lost.
+    async fn listen_once<T>(&self, tls: T, wake: &Notify)
+    where
+        T: MakeTlsConnect<Socket>,
+        T::Stream: Send + 'static,
+    {
+        let (client, mut connection) = match self.config.connect(tls).await {
+            Ok(connected) => connected,
+            Err(error) => {
+                tracing::debug!(error = describe(&error), "jobs cannot be listened for yet");
+                return;
+            }
+        };
+        let messages = async {
+            loop {
+                match std::future::poll_fn(|cx| connection.poll_message(cx)).await {
+                    Some(Ok(AsyncMessage::Notification(_))) => wake.notify_one(),
+                    Some(Ok(_)) => {}
+                    Some(Err(_)) | None => return,
+                }
+            }
+        };
+        let listening = async {
+            match client.batch_execute("LISTEN ibid_jobs").await {
+                Ok(()) => {
+                    wake.notify_one();
+                    // The client is kept: without it the connection ends.
+                    std::future::pending::<()>().await;
+                }
+                Err(error) => tracing::debug!(error = describe(&error), "LISTEN failed"),
+            }
+        };
+        tokio::select! {
+            () = messages => {}
+            () = listening => {}
+        }
     }
 
     async fn check_server(&self) -> Result<(), ConnectError> {

@@ -61,6 +61,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
         complain("Waiting for exports; end with Ctrl-C.");
     }
     tokio::select! {
+        () = exporter.hear_of_jobs() => Ok(()),
         ended = worker.run(&stop) => ended.map_err(|error| unavailable(&error)),
         () = async {
             stop.cancelled().await;

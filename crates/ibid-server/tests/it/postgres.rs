@@ -207,3 +207,42 @@ async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_expo
     let same = elsewhere.wait(&token, &job, done).await;
     assert_eq!(same["sha256"], old_job["sha256"]);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_hears_of_jobs_that_others_create_also_after_its_connection_was_lost() {
+    let Some(server) = PgServer::start("a worker that hears") else {
+        return;
+    };
+    let place = Place::new();
+    let url = server.url("postgres");
+    let on = ["--database", &url];
+    let served = place.serve(&[&["--migrate", "--workers", "0"], &on[..]].concat());
+    let chat = place.write("chat.jsonl", &sample());
+    place.run(&[&["import", &chat], &on[..]].concat());
+    let token = place.run(&[&["token", "create", "--user", "alice"], &on[..]].concat());
+    let token = token.out.trim();
+    let worker = place.start(&[&["worker", "--poll-seconds", "3600"], &on[..]].concat());
+    let done = async |key: &str| {
+        let job = served
+            .post(token, key, &json!({"scope": "all"}))
+            .await
+            .text("job_id");
+        served
+            .wait(token, &job, |status| status["state"] == "done")
+            .await;
+    };
+    // The first may be found by the look that every worker begins with, the second may not.
+    done("k1").await;
+    done("k2").await;
+    let client = server.connect("postgres").await;
+    let ended = client
+        .execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+             WHERE query = 'LISTEN ibid_jobs'",
+            &[],
+        )
+        .await;
+    assert_eq!(ended.expect("ended"), 1);
+    done("k3").await;
+    assert_eq!(worker.terminate().0, Some(0));
+}
