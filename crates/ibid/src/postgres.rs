@@ -299,7 +299,68 @@ impl Pg {
     }
 }
 
+/// What a look at the database found.
+#[derive(Clone, Copy, Debug)]
+pub struct PgInspection {
+    /// The database is a standby, in which nothing can be created.
+    pub standby: bool,
+    /// The database is the one in which its log was written.
+    pub anchored: bool,
+    pub conversations: u64,
+    pub messages: u64,
+    pub exports: u64,
+    /// A first load of the log has begun and is not finished.
+    pub loading: bool,
+    /// Standbys follow, and none of them is waited for when something is committed.
+    pub asynchronous: bool,
+    /// What is committed survives a power cut.
+    pub fsync: bool,
+    /// Updates and deletes that PostgreSQL has counted in tables to which rows are only added.
+    pub changes: u64,
+}
+
 impl Pg {
+    /// Looks at the database, whose schema must be up to date; changes nothing.
+    ///
+    /// # Errors
+    /// The schema is not up to date, or the database does not answer.
+    pub async fn inspect(&self) -> Result<PgInspection, ConnectError> {
+        self.check_schema().await?;
+        let client = self.get().await.map_err(unreachable)?;
+        let row = client
+            .query_typed_one(
+                "SELECT pg_is_in_recovery(),
+                        EXISTS (SELECT FROM ibid.anchor a, pg_control_system() s, pg_database d
+                                WHERE d.datname = current_database() AND d.oid = a.database_oid
+                                  AND s.system_identifier = a.system_identifier),
+                        (SELECT count(*) FROM ibid.conv),
+                        (SELECT coalesce(sum(last_seq), 0)::bigint FROM ibid.conv),
+                        (SELECT count(*) FROM ibid.export),
+                        EXISTS (SELECT FROM ibid.import WHERE first AND NOT finished),
+                        EXISTS (SELECT FROM pg_stat_replication)
+                            AND current_setting('synchronous_standby_names') = '',
+                        current_setting('fsync')::boolean,
+                        (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint
+                         FROM pg_stat_user_tables
+                         WHERE schemaname = 'ibid' AND relname IN ('message', 'revision'))",
+                &[],
+            )
+            .await
+            .map_err(|e| unreachable(e.into()))?;
+        let count = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or(0);
+        Ok(PgInspection {
+            standby: row.get(0),
+            anchored: row.get(1),
+            conversations: count(2),
+            messages: count(3),
+            exports: count(4),
+            loading: row.get(5),
+            asynchronous: row.get(6),
+            fsync: row.get(7),
+            changes: count(8),
+        })
+    }
+
     /// Takes this database for the one in which the log lives on: after a dump was restored, a
     /// logical copy has become the main one, or the server was upgraded.
     ///

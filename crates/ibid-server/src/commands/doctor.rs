@@ -284,11 +284,64 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
 
 fn postgres(findings: &mut Findings, url: &str) {
     const CHECK: &str = "database";
-    let checking = async { Pg::connect(url).await?.check_schema().await };
+    let looking = async { Pg::connect(url).await?.inspect().await };
     // The doctor works on a thread that may block.
-    match tokio::runtime::Handle::current().block_on(checking) {
-        Ok(()) => findings.ok(CHECK, "PostgreSQL answers, and its schema is up to date"),
-        Err(error) => findings.failure(CHECK, error.to_string()),
+    let found = match tokio::runtime::Handle::current().block_on(looking) {
+        Ok(found) => found,
+        Err(error) => {
+            findings.failure(CHECK, error.to_string());
+            return;
+        }
+    };
+    if found.standby {
+        findings.failure(CHECK, "it is a standby; connect ibid to the primary");
+    } else if !found.anchored {
+        findings.failure(
+            CHECK,
+            "it is not the one in which the log was written (it was restored, copied or \
+             upgraded); run `ibid admin adopt` once nobody writes to the other one",
+        );
+    } else {
+        findings.ok(CHECK, "PostgreSQL answers, and its schema is up to date");
+    }
+    if !found.fsync {
+        findings.warning(
+            CHECK,
+            "fsync is off, so a power cut can lose what was answered; turn it on",
+        );
+    }
+    if found.asynchronous {
+        findings.warning(
+            CHECK,
+            "its standbys follow asynchronously, so a failover can undo the last seconds, an \
+             accepted export or a revocation among them; set synchronous_standby_names if that \
+             must not be",
+        );
+    }
+    if found.changes > 0 {
+        findings.warning(
+            CHECK,
+            format!(
+                "{} rows of messages or revisions were updated or deleted, which ibid never does; \
+                 exports that held them fail; find out who did",
+                found.changes
+            ),
+        );
+    }
+    if found.loading {
+        findings.warning(
+            "log",
+            "a first load is not finished and no export can be created; run the same `ibid \
+             import` again, or give it up with `ibid admin end-load`",
+        );
+    } else {
+        findings.ok(
+            "log",
+            format!(
+                "{} messages in {} conversations; {} exports",
+                found.messages, found.conversations, found.exports
+            ),
+        );
     }
 }
 

@@ -164,6 +164,12 @@ async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_expo
     let served = serve(&to);
     let later = place.write("later.jsonl", &[message("c-team", "after the restore")]);
     run(&to, &["import", &later]);
+    let doctor = place.run(&["doctor", "--database", &to]);
+    assert_eq!(doctor.code, Some(1), "{doctor:?}");
+    assert!(
+        doctor.out.contains("failure  database: it is not the one"),
+        "{doctor:?}"
+    );
     let refused = served.post(token, "k2", &json!({"scope": "all"})).await;
     refused.is_problem(503, "unavailable");
     assert!(
@@ -172,6 +178,13 @@ async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_expo
         refused.body
     );
     run(&to, &["admin", "adopt"]);
+    let doctor = run(&to, &["doctor"]);
+    assert!(doctor.contains("ok       database: "), "{doctor}");
+    assert!(
+        doctor.contains("warning  database: fsync is off"),
+        "{doctor}"
+    );
+    assert!(doctor.contains("messages in 3 conversations"), "{doctor}");
     run(
         &to,
         &[
