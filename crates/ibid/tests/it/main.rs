@@ -15,6 +15,7 @@ mod opening;
 mod pg_server;
 mod postgres_ledger;
 mod postgres_source;
+mod postgres_stress;
 mod random;
 mod real_data;
 mod reference;
