@@ -1,4 +1,4 @@
-//! The library through its front door, on a real SQLite file and a real disk.
+//! The library through its front door, on real databases and a real disk.
 
 mod access;
 mod continuing;
