@@ -289,3 +289,44 @@ async fn admins_get_clear_answers() {
         .await;
     assert_eq!(odd.body["user"], "Zoë &");
 }
+
+#[tokio::test]
+async fn a_failed_export_can_be_tried_again_and_no_other() {
+    let linked = linked().await;
+    let done = format!("/admin/exports/{}/retry", linked.job);
+    linked
+        .admin("POST", &done, Value::Null)
+        .await
+        .is_problem(409, "state-conflict");
+    let all = r#"{"scope":"all"}"#;
+    let job = linked
+        .server
+        .post(&linked.token, "k2", all)
+        .await
+        .text("job_id");
+    // Somebody takes a message out of the log, and puts it back once that was noticed.
+    let path = linked.server.folder.path().join("ibid.db");
+    let log = rusqlite::Connection::open(path).expect("opened");
+    let change = |sql: &str| log.execute_batch(sql).expect("changed");
+    change("CREATE TABLE kept AS SELECT * FROM message WHERE conv = 'c-team' AND seq = 60");
+    change("DELETE FROM message WHERE conv = 'c-team' AND seq = 60");
+    linked.server.work().await;
+    let failed = linked.server.status(&linked.token, &job).await.body;
+    assert_eq!(
+        (&failed["state"], &failed["error"]["type"]),
+        (&json!("failed"), &json!("log-changed"))
+    );
+    change("INSERT INTO message SELECT * FROM kept");
+    let retry = format!("/admin/exports/{job}/retry");
+    let queued = linked.admin("POST", &retry, Value::Null).await;
+    assert_eq!(
+        (queued.status, &queued.body["state"]),
+        (200, &json!("queued"))
+    );
+    linked.server.work().await;
+    let again = linked.server.status(&linked.token, &job).await.body;
+    assert_eq!(
+        (&again["state"], &again["messages"]),
+        (&json!("done"), &json!(930))
+    );
+}
