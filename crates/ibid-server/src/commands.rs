@@ -23,6 +23,7 @@ use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::JobId;
 use ibid::ledger::LedgerError;
 use ibid::limits::Limits;
+use ibid::postgres::Pg;
 use ibid::time::Clock;
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -142,24 +143,41 @@ pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
         },
         link_life: settings.link,
     };
-    let (artifacts, clock) = (&settings.artifacts, Clock::system());
-    let opened = match &settings.database {
-        Database::Sqlite(path) => Exporter::open(path, artifacts, clock, terms),
-        Database::Postgres(url) => Exporter::connect(url, artifacts, clock, terms).await,
+    let opened = Exporter::open(
+        &settings.database,
+        settings.log_elsewhere(),
+        &settings.artifacts,
+        Clock::system(),
+        terms,
+    );
+    opened.await.map_err(|e| Failure::failed(e.to_string()))
+}
+
+/// Brings the schema of a PostgreSQL database up to date and gives how many migrations that took;
+/// an SQLite file is brought up to date whenever it is opened.
+///
+/// # Errors
+/// It cannot be, and what to do about that.
+async fn migrate(database: &Database) -> Result<usize, Failure> {
+    let Database::Postgres(url) = database else {
+        return Ok(0);
     };
-    opened.map_err(|e| Failure::failed(e.to_string()))
+    let migrating = async { Pg::connect(url).await?.migrate().await };
+    migrating.await.map_err(|e| Failure::failed(e.to_string()))
 }
 
 /// As [`open`], for commands that are about something that must be there already: a slip in
 /// `--data` must not make a new and empty store.
 async fn open_existing(settings: &Settings) -> Result<Exporter, Failure> {
-    if let Database::Sqlite(path) = &settings.database
-        && !path.exists()
-    {
-        return Err(Failure::failed(format!(
-            "there is no database {}; name the data folder with --data",
-            path.display()
-        )));
+    for database in settings.databases() {
+        if let Database::Sqlite(path) = database
+            && !path.exists()
+        {
+            return Err(Failure::failed(format!(
+                "there is no database {}; name the data folder with --data",
+                path.display()
+            )));
+        }
     }
     open(settings).await
 }

@@ -26,7 +26,8 @@ use serde_json::{Value, json};
 
 pub use environment::Environment;
 pub use flags::{Flags, ServeFlags, StoreFlags, WorkFlags};
-pub use keys::{Database, Settings};
+pub use ibid::exporter::Database;
+pub use keys::Settings;
 
 use keys::{Form, Key};
 

@@ -58,6 +58,15 @@ impl State {
             State::Done | State::Failed | State::Revoked | State::Expired => true,
         }
     }
+
+    /// Whether a worker may still have to read the log for the job; one that failed can be
+    /// tried again.
+    pub const fn needs_log(self) -> bool {
+        match self {
+            State::Queued | State::Running | State::Failed => true,
+            State::Done | State::Revoked | State::Expired => false,
+        }
+    }
 }
 
 /// What the bytes of an artefact depend on besides the log: fixed when the job is created, so

@@ -1,7 +1,7 @@
 //! The facade: everything that an edge (HTTP, command line) asks for goes through here.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,24 @@ use crate::time::{Clock, Time};
 use crate::vault::{Key, Vault, VaultError};
 use crate::work::Workshop;
 
+/// Where a log or a ledger is.
+#[derive(Clone, PartialEq, Eq)]
+pub enum Database {
+    /// A file of SQLite.
+    Sqlite(PathBuf),
+    /// The address of a PostgreSQL database, which may hold a password.
+    Postgres(String),
+}
+
+impl std::fmt::Debug for Database {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Database::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
+            Database::Postgres(_) => f.write_str("Postgres(..)"),
+        }
+    }
+}
+
 /// The terms on which new exports are created and fetched.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportTerms {
@@ -45,6 +63,8 @@ pub struct Exporter {
     pub ledger: Arc<dyn Ledger>,
     pub vault: Vault,
     terms: ExportTerms,
+    /// Log and ledger are in different databases.
+    log_elsewhere: bool,
     created: Arc<Notify>,
     /// Where other nodes announce the jobs that they create.
     postgres: Option<Pg>,
@@ -98,47 +118,45 @@ pub enum DownloadError {
 }
 
 impl Exporter {
-    /// Opens the embedded installation: log and ledger in one SQLite file, artefacts in a
-    /// folder. Both are created where missing.
+    /// Opens an installation: the ledger in `database`, the log in `log` or, where that is
+    /// `None`, in the ledger's database, and the artefacts in a folder. Files and folder are
+    /// created where missing; in PostgreSQL the schema must be there and up to date.
     ///
     /// # Errors
     /// Each with what to do about it.
-    pub fn open(
-        database: &Path,
+    pub async fn open(
+        database: &Database,
+        log: Option<&Database>,
         artifacts: &Path,
         clock: Clock,
         terms: ExportTerms,
     ) -> Result<Exporter, ExporterError> {
-        let db = Db::open(database)?;
-        let vault = vault(artifacts)?;
-        let source = Arc::new(SqliteSource::new(db.clone()));
-        let ledger = Arc::new(SqliteLedger::new(db, clock));
-        Ok(Exporter::new(source, ledger, vault, terms))
-    }
-
-    /// Opens an installation whose log and ledger lie in the PostgreSQL database at `url`, and
-    /// its artefacts in a folder. The schema must be there and up to date.
-    ///
-    /// # Errors
-    /// Each with what to do about it.
-    pub async fn connect(
-        url: &str,
-        artifacts: &Path,
-        clock: Clock,
-        terms: ExportTerms,
-    ) -> Result<Exporter, ExporterError> {
-        let pg = Pg::connect(url).await?;
-        pg.check_schema().await?;
-        let vault = vault(artifacts)?;
-        let source = Arc::new(PostgresSource::new(pg.clone()));
-        let ledger = Arc::new(PostgresLedger::new(pg.clone(), clock));
+        let ledger_in = Opened::open(database).await?;
+        let log_in = match log {
+            Some(log) => Some(Opened::open(log).await?),
+            None => None,
+        };
+        let vault = Vault::in_folder(artifacts).map_err(|source| ExporterError::Vault {
+            path: artifacts.display().to_string(),
+            source,
+        })?;
+        let source = log_in.as_ref().unwrap_or(&ledger_in).source();
+        let ledger: Arc<dyn Ledger> = match &ledger_in {
+            Opened::Sqlite(db) => Arc::new(SqliteLedger::new(db.clone(), clock)),
+            Opened::Postgres(pg) => Arc::new(PostgresLedger::new(pg.clone(), clock)),
+        };
         Ok(Exporter {
-            postgres: Some(pg),
+            log_elsewhere: log_in.is_some(),
+            postgres: match ledger_in {
+                Opened::Sqlite(_) => None,
+                Opened::Postgres(pg) => Some(pg),
+            },
             ..Exporter::new(source, ledger, vault, terms)
         })
     }
 
-    /// An installation whose log, ledger and vault are where the caller opened them.
+    /// An installation whose log, ledger and vault are where the caller opened them, the first
+    /// two in the same database.
     pub fn new(
         source: Arc<dyn Source>,
         ledger: Arc<dyn Ledger>,
@@ -150,8 +168,22 @@ impl Exporter {
             ledger,
             vault,
             terms,
+            log_elsewhere: false,
             created: Arc::default(),
             postgres: None,
+        }
+    }
+
+    /// As [`Exporter::new`], with log and ledger in different databases.
+    pub fn apart(
+        source: Arc<dyn Source>,
+        ledger: Arc<dyn Ledger>,
+        vault: Vault,
+        terms: ExportTerms,
+    ) -> Exporter {
+        Exporter {
+            log_elsewhere: true,
+            ..Exporter::new(source, ledger, vault, terms)
         }
     }
 
@@ -230,11 +262,45 @@ impl Exporter {
             request,
             recipe,
         };
-        let created = self.ledger.create(new, self.terms.limits).await?;
+        let created = if self.log_elsewhere {
+            self.create_apart(new).await?
+        } else {
+            self.ledger.create(new, self.terms.limits, None).await?
+        };
         if matches!(created, Created::New(_)) {
             self.created.notify_one();
         }
         Ok(created)
+    }
+
+    /// Creates a job whose log lies in another database: what the user sees is taken and pinned
+    /// there first, so that there is never a job without its pin.
+    async fn create_apart(&self, new: NewExport) -> Result<Created, CreateError> {
+        if let Some(export) = self.ledger.replay(&new).await? {
+            return Ok(Created::Replayed(export));
+        }
+        let job = new.job_id;
+        let taken = self.source.take(job, &new.user, &new.request.scope).await?;
+        let created = self
+            .ledger
+            .create(new, self.terms.limits, Some(taken))
+            .await;
+        let of_no_job = match &created {
+            Ok(Created::New(_)) => false,
+            // Whether the job is there now is not known.
+            Err(CreateError::Ledger(_)) => false,
+            Ok(Created::Replayed(_)) | Err(_) => true,
+        };
+        if of_no_job {
+            self.unpin(job).await;
+        }
+        created
+    }
+
+    async fn unpin(&self, job: JobId) {
+        if let Err(error) = self.source.unpin(job).await {
+            tracing::warn!(%job, %error, "the job's pin in the log could not be taken away yet");
+        }
     }
 
     /// The job with this id if it is `user`'s.
@@ -260,6 +326,9 @@ impl Exporter {
             reason,
         };
         let (export, _) = self.ledger.decide(job, event).await?;
+        if self.log_elsewhere {
+            self.unpin(job).await;
+        }
         Ok(export)
     }
 
@@ -388,11 +457,30 @@ impl Exporter {
     }
 }
 
-fn vault(folder: &Path) -> Result<Vault, ExporterError> {
-    Vault::in_folder(folder).map_err(|source| ExporterError::Vault {
-        path: folder.display().to_string(),
-        source,
-    })
+/// A database that is open.
+enum Opened {
+    Sqlite(Db),
+    Postgres(Pg),
+}
+
+impl Opened {
+    async fn open(database: &Database) -> Result<Opened, ExporterError> {
+        match database {
+            Database::Sqlite(path) => Ok(Opened::Sqlite(Db::open(path)?)),
+            Database::Postgres(url) => {
+                let pg = Pg::connect(url).await?;
+                pg.check_schema().await?;
+                Ok(Opened::Postgres(pg))
+            }
+        }
+    }
+
+    fn source(&self) -> Arc<dyn Source> {
+        match self {
+            Opened::Sqlite(db) => Arc::new(SqliteSource::new(db.clone())),
+            Opened::Postgres(pg) => Arc::new(PostgresSource::new(pg.clone())),
+        }
+    }
 }
 
 fn artefact_key(export: &Export, artefact: &Artefact) -> Key {

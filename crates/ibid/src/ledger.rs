@@ -13,7 +13,7 @@ use crate::key::IdempotencyKey;
 use crate::limits::{LimitReached, Limits};
 use crate::scope::Request;
 use crate::snapshot::Snapshot;
-use crate::source::Windows;
+use crate::source::{Sight, SourceError, TakeError, Windows};
 use crate::time::Time;
 
 /// The record of all export jobs.
@@ -25,9 +25,23 @@ pub trait Ledger: Send + Sync {
     /// The time by which leases, links and retention are judged.
     async fn now(&self) -> Result<Time, LedgerError>;
 
-    /// Creates a job, or finds the one that this user, key and request have made before. In
-    /// the same transaction the snapshot is taken and the user's effective stays are kept.
-    async fn create(&self, new: NewExport, limits: Limits) -> Result<Created, CreateError>;
+    /// The job that this user, key and request have made before.
+    ///
+    /// # Errors
+    /// [`CreateError::KeyReused`] if the key was used for another request.
+    async fn replay(&self, new: &NewExport) -> Result<Option<Export>, CreateError>;
+
+    /// Creates a job, or finds the one that this user, key and request have made before.
+    ///
+    /// `taken` is what the user sees, where the log lies elsewhere and has pinned it. `None`
+    /// says that it lies in the ledger's own database: then snapshot, stays and pin are taken
+    /// there, in the same transaction.
+    async fn create(
+        &self,
+        new: NewExport,
+        limits: Limits,
+        taken: Option<Sight>,
+    ) -> Result<Created, CreateError>;
 
     /// The job with this id.
     async fn find(&self, job: JobId) -> Result<Option<Found>, LedgerError>;
@@ -157,6 +171,25 @@ pub enum CreateError {
     SourceLoading,
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+}
+
+impl From<TakeError> for CreateError {
+    fn from(error: TakeError) -> CreateError {
+        match error {
+            TakeError::ScopeInvalid => CreateError::ScopeInvalid,
+            TakeError::Loading => CreateError::SourceLoading,
+            TakeError::Source(error) => error.into(),
+        }
+    }
+}
+
+impl From<SourceError> for CreateError {
+    fn from(error: SourceError) -> CreateError {
+        CreateError::Ledger(match error {
+            SourceError::Refused(why) => LedgerError::Unusable(why),
+            other => LedgerError::Unavailable(other.to_string()),
+        })
+    }
 }
 
 /// A job with what is counted beside it.

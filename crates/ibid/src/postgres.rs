@@ -6,18 +6,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use deadpool_postgres::{
+    Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Transaction as Begun,
+};
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Config, NoTls, Socket, Transaction};
+use tokio_postgres::{AsyncMessage, Config, IsolationLevel, NoTls, Socket, Transaction};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// In order; the number of those applied stands in `ibid.schema_version`.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
     include_str!("../migrations/postgres/0002_append_functions.sql"),
+    "",
+    include_str!("../migrations/postgres/0004_pins.sql"),
 ];
 
 /// The oldest server that is supported, as `server_version_num`.
@@ -90,7 +94,7 @@ fn describe(error: &tokio_postgres::Error) -> String {
 #[derive(Clone)]
 pub struct Pg {
     pool: Pool,
-    config: Config,
+    config: Arc<Config>,
 }
 
 impl std::fmt::Debug for Pg {
@@ -134,6 +138,7 @@ impl Pg {
             .create_timeout(Some(PATIENCE))
             .build()
             .map_err(|e| ConnectError::Unreachable(e.to_string()))?;
+        let config = Arc::new(config);
         let pg = Pg { pool, config };
         pg.check_server().await?;
         Ok(pg)
@@ -406,12 +411,36 @@ impl Pg {
                  SELECT setval('ibid.log_gseq', greatest(
                      (SELECT last_value FROM ibid.log_gseq),
                      (SELECT baseline FROM ibid.anchor),
+                     (SELECT max((snapshot::json ->> 'high')::bigint) FROM ibid.pin),
                      (SELECT max((snapshot::json ->> 'high')::bigint) FROM ibid.export)))",
             )
             .await
             .map_err(failed)?;
         transaction.commit().await.map_err(failed)
     }
+}
+
+/// Begins a transaction that sees with each statement what was committed before it, whatever
+/// the database or the role has as its default.
+pub(crate) async fn begin(client: &mut Object) -> Result<Begun<'_>, PgError> {
+    let begun = client
+        .build_transaction()
+        .isolation_level(IsolationLevel::ReadCommitted)
+        .start()
+        .await?;
+    Ok(begun)
+}
+
+/// Makes the commit wait until it is on disk, also where the database's default is not to: what
+/// somebody was told must survive a crash.
+pub(crate) async fn durable(tx: &Transaction<'_>) -> Result<(), PgError> {
+    tx.execute_typed(
+        "SELECT set_config('synchronous_commit', 'on', true)
+         WHERE current_setting('synchronous_commit') IN ('off', 'local')",
+        &[],
+    )
+    .await?;
+    Ok(())
 }
 
 /// The version of the schema, or `None` if there is none.

@@ -10,8 +10,9 @@ use async_trait::async_trait;
 
 use crate::append::{Names, Outcome};
 use crate::event::{Event, Invalid};
-use crate::ids::{ConvId, UserId};
+use crate::ids::{ConvId, JobId, UserId};
 use crate::render::Message;
+use crate::scope::Scope;
 use crate::snapshot::{Revised, Snapshot, Window};
 use crate::time::Time;
 
@@ -37,6 +38,24 @@ pub trait Source: Send + Sync {
 
     /// Declares the first load finished, whatever files were begun and given up.
     async fn end_load(&self) -> Result<(), SourceError>;
+
+    /// Takes what `user` may see of `scope` now, and pins its snapshot for `job`, all in one
+    /// transaction that is safe on disk when this returns.
+    ///
+    /// A pin is how a log that lies elsewhere than the ledger proves that it is still the one
+    /// from which a job was created. A log that went back to an older state (another server
+    /// took over before it had all, a backup was restored) has lost the pin together with what
+    /// the job was to hold.
+    ///
+    /// # Errors
+    /// See [`TakeError`]; nothing is pinned then.
+    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError>;
+
+    /// Whether this very snapshot is pinned for `job`.
+    async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError>;
+
+    /// Takes the pin of a job away that no worker will touch any more.
+    async fn unpin(&self, job: JobId) -> Result<(), SourceError>;
 
     /// Reads messages in their order from `place` on, as `windows` show them in `snapshot`, into
     /// `page`, whose content is overwritten: at least one, and no more than fit a page. Every call is one short transaction; since the
@@ -105,6 +124,13 @@ impl Progress {
 pub struct Imported {
     pub lines: u64,
     pub finished: bool,
+}
+
+/// What a user sees at one moment.
+#[derive(Clone, Debug)]
+pub struct Sight {
+    pub snapshot: Snapshot,
+    pub windows: Windows,
 }
 
 /// All that a job's user may see, in order of conversation.
@@ -300,6 +326,28 @@ impl Page {
     }
 }
 
+/// A snapshot as a pin holds it.
+fn snapshot_text(snapshot: &Snapshot) -> Result<String, SourceError> {
+    serde_json::to_string(snapshot).map_err(|e| SourceError::Unavailable(e.to_string()))
+}
+
+/// Whether a pin holds this snapshot.
+fn is_snapshot(text: &str, snapshot: &Snapshot) -> bool {
+    serde_json::from_str::<Snapshot>(text).is_ok_and(|pinned| pinned == *snapshot)
+}
+
+/// Why nothing was taken from the log.
+#[derive(Debug, thiserror::Error)]
+pub enum TakeError {
+    /// The scope is a conversation in which the user never was.
+    #[error("there is no such conversation for this user")]
+    ScopeInvalid,
+    #[error("a first load of the log is not finished")]
+    Loading,
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}
+
 /// Why the log could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
@@ -328,6 +376,18 @@ pub enum SourceError {
 impl From<crate::sqlite::DbError> for SourceError {
     fn from(error: crate::sqlite::DbError) -> SourceError {
         SourceError::Unavailable(error.to_string())
+    }
+}
+
+impl From<crate::sqlite::DbError> for TakeError {
+    fn from(error: crate::sqlite::DbError) -> TakeError {
+        SourceError::from(error).into()
+    }
+}
+
+impl From<rusqlite::Error> for TakeError {
+    fn from(error: rusqlite::Error) -> TakeError {
+        SourceError::from(error).into()
     }
 }
 

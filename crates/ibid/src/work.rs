@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::export::{Artefact, Problem};
+use crate::export::{Artefact, Export, Problem};
 use crate::ids::JobId;
 use crate::ledger::{Claim, Ledger, LedgerError, Part};
 use crate::parts::{PartReader, RawPart};
@@ -199,6 +199,7 @@ impl Workshop {
             return Err(WorkError::LeaseLost);
         }
         let job = claim.export.job_id;
+        self.check_pin(&claim.export).await?;
         let windows = Arc::new(self.ledger.windows(job).await?);
         if windows.messages() != claim.export.messages_total {
             let what = "what the user may see was altered in the ledger";
@@ -209,7 +210,24 @@ impl Workshop {
             return Ok(Worked::Stopped);
         }
         let parts = self.ledger.parts(job).await?;
-        self.assemble(claim, parts).await.map(Worked::Whole)
+        let artefact = self.assemble(claim, parts).await?;
+        // What was read may have come from a log that went back meanwhile.
+        self.check_pin(&claim.export).await?;
+        Ok(Worked::Whole(artefact))
+    }
+
+    /// Whether the log is still the one from which the job was created.
+    async fn check_pin(&self, export: &Export) -> Result<(), WorkError> {
+        if self.source.pinned(export.job_id, &export.snapshot).await? {
+            return Ok(());
+        }
+        Err(WorkError::give_up(
+            "source-lost-history",
+            "The log no longer knows of this export: it was put back to an older state (by a \
+             failover or a backup), or it is not the log from which the export was created. Ask \
+             for a new export."
+                .to_owned(),
+        ))
     }
 
     /// The recorded parts, each with whether its bytes are there and are what was recorded.

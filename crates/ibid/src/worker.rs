@@ -231,6 +231,13 @@ impl Worker {
                 None
             }
         };
+        if settled
+            .as_ref()
+            .is_some_and(|export| !export.state.needs_log())
+            && let Err(error) = self.workshop.source.unpin(job).await
+        {
+            tracing::warn!(%job, %error, "the job's pin in the log could not be taken away yet");
+        }
         if let Some(artefact) = settled.as_ref().and_then(|export| export.artefact.as_ref()) {
             let keep = Key::Artefact {
                 job,

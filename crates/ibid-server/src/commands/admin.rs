@@ -9,7 +9,9 @@ use ibid::postgres::Pg;
 use ibid::time::Time;
 use serde_json::json;
 
-use super::{Failure, job_id, ledger_failure, load, open, open_existing, say, unavailable};
+use super::{
+    Failure, job_id, ledger_failure, load, migrate, open, open_existing, say, unavailable,
+};
 use crate::config::{Database, StoreFlags, escape};
 
 /// The longest reason for a revocation, in characters.
@@ -166,7 +168,7 @@ pub async fn run(args: AdminArgs) -> Result<(), Failure> {
         AdminCommand::Retry { job, store } => retry(&existing(&store).await?, job).await,
         AdminCommand::List(args) => list(&existing(&args.store).await?, args).await,
         AdminCommand::EndLoad { store } => end_load(&existing(&store).await?).await,
-        AdminCommand::Migrate { store } => migrate(&store).await,
+        AdminCommand::Migrate { store } => migrate_all(&store).await,
         AdminCommand::Adopt { store } => adopt(&store).await,
     }
 }
@@ -191,9 +193,10 @@ async fn end_load(exporter: &Exporter) -> Result<(), Failure> {
 
 async fn adopt(store: &StoreFlags) -> Result<(), Failure> {
     let config = load(&store.flags())?;
-    let Database::Postgres(url) = &config.settings.database else {
+    let Database::Postgres(url) = config.settings.log_database() else {
         return Err(Failure::usage(
-            "only a PostgreSQL database needs to be adopted; name it with --database",
+            "only a log in PostgreSQL needs to be adopted; name its database with --source, or with \
+             --database if the ledger is there too",
         ));
     };
     let adopting = async { Pg::connect(url).await?.adopt().await };
@@ -202,23 +205,19 @@ async fn adopt(store: &StoreFlags) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn migrate(store: &StoreFlags) -> Result<(), Failure> {
+async fn migrate_all(store: &StoreFlags) -> Result<(), Failure> {
     let config = load(&store.flags())?;
-    let Database::Postgres(url) = &config.settings.database else {
-        // Opening the file brings it up to date.
-        open(&config.settings).await?;
-        say("The database is up to date.");
-        return Ok(());
-    };
-    let migrating = async { Pg::connect(url).await?.migrate().await };
-    match migrating.await {
-        Ok(0) => say("The database was up to date already."),
-        Ok(1) => say("The database is up to date: 1 migration applied."),
-        Ok(count) => say(&format!(
-            "The database is up to date: {count} migrations applied."
-        )),
-        Err(error) => return Err(Failure::failed(error.to_string())),
+    let mut applied = 0;
+    for database in config.settings.databases() {
+        applied += migrate(database).await?;
     }
+    // Opening a file brings it up to date, and shows that all is.
+    open(&config.settings).await?;
+    say(&match applied {
+        0 => "The schema is up to date.".to_owned(),
+        1 => "The schema is up to date: 1 migration applied.".to_owned(),
+        count => format!("The schema is up to date: {count} migrations applied."),
+    });
     Ok(())
 }
 

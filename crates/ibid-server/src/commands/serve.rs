@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use clap::Args;
-use ibid::postgres::Pg;
 use ibid::time::Clock;
 use ibid::worker::Worker;
 
 use super::worker::worker_terms;
-use super::{Failure, load, open, say};
+use super::{Failure, load, migrate, open, say};
 use crate::api::App;
-use crate::config::{Database, ServeFlags, StoreFlags, WorkFlags};
+use crate::config::{ServeFlags, StoreFlags, WorkFlags};
 use crate::keys::KeyStore;
 use crate::lifecycle::{self, ServeLock};
 use crate::port::Port;
@@ -27,7 +26,7 @@ Examples:
   ibid serve --data /var/lib/ibid --listen 0.0.0.0:8787 --public-url https://export.example
   ibid serve --workers 0                     leave the work to `ibid worker`")]
 pub struct ServeArgs {
-    /// Bring the schema of a PostgreSQL database up to date first
+    /// Bring the schema of PostgreSQL databases up to date first
     #[arg(long)]
     pub migrate: bool,
     #[command(flatten)]
@@ -49,11 +48,10 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let settings = &config.settings;
     // Held until the end of this function.
     let _lock = ServeLock::take(&settings.data).map_err(|e| Failure::failed(e.to_string()))?;
-    if let (true, Database::Postgres(url)) = (args.migrate, &settings.database) {
-        let migrating = async { Pg::connect(url).await?.migrate().await };
-        migrating
-            .await
-            .map_err(|e| Failure::failed(e.to_string()))?;
+    if args.migrate {
+        for database in settings.databases() {
+            migrate(database).await?;
+        }
     }
     let exporter = open(settings).await?;
     let keys = KeyStore::open_or_create(&settings.signing_keys, Clock::system().now())

@@ -47,7 +47,7 @@ macro_rules! flags {
 
 flags! {
     /// Where the data is: taken by every command that opens it.
-    StoreFlags { config data database artifacts }
+    StoreFlags { config data database source artifacts }
 
     /// How work is done: taken by `serve` and `worker`.
     WorkFlags {

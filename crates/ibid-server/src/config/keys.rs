@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::Reading;
 use super::parse::{self, MIB, limit, redacted, whole};
+use super::{Database, Reading};
 
 use Fallback::{Cores, InData, Nothing, Text};
 
@@ -18,24 +18,6 @@ pub(super) const DATA: &str = "./ibid-data";
 const MOST_THREADS: usize = 1024;
 const DAY_SECONDS: u64 = 86_400;
 const CENTURY_DAYS: u64 = 36_500;
-
-/// Where ledger and log are.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Database {
-    /// A file of SQLite.
-    Sqlite(PathBuf),
-    /// The address of a PostgreSQL database, which may hold a password.
-    Postgres(String),
-}
-
-impl std::fmt::Debug for Database {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Database::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
-            Database::Postgres(url) => f.debug_tuple("Postgres").field(&redacted(url)).finish(),
-        }
-    }
-}
 
 /// What is known of a key without its parser.
 pub(super) struct Key {
@@ -123,9 +105,14 @@ settings! {
         default: Nothing, form: Text, secret: false, parse: parse::public_url,
     }
 
-    /// Ledger and log, as sqlite:PATH or postgres://USER@HOST/DATABASE
+    /// The ledger, and the log if no source is given: sqlite:PATH or postgres://USER@HOST/DATABASE
     database: Database = database {
         default: InData("sqlite:", "ibid.db"), form: Text, secret: false, parse: parse::database,
+    }
+
+    /// The log, if it is not in the ledger's database: as database
+    source: Option<Database> = source {
+        default: Nothing, form: Text, secret: false, parse: parse::source,
     }
 
     /// Folder of the artefacts, as file:PATH
@@ -214,6 +201,23 @@ settings! {
     drain: Duration = drain_seconds {
         default: Text("10"), form: Number, secret: false,
         parse: |text| whole(text, 0..=DAY_SECONDS).map(Duration::from_secs),
+    }
+}
+
+impl Settings {
+    /// Where the log is, if not in the ledger's database.
+    pub fn log_elsewhere(&self) -> Option<&Database> {
+        self.source.as_ref().filter(|log| **log != self.database)
+    }
+
+    /// Where the log is.
+    pub fn log_database(&self) -> &Database {
+        self.source.as_ref().unwrap_or(&self.database)
+    }
+
+    /// The ledger's database, and the log's where it is another.
+    pub fn databases(&self) -> impl Iterator<Item = &Database> {
+        std::iter::once(&self.database).chain(self.log_elsewhere())
     }
 }
 

@@ -1,7 +1,7 @@
 //! From text to values. Every reason says what a value must be, and none repeats
 //! the value: it may hold a password, and the caller shows it as far as it may.
 
-use super::keys::Database;
+use super::Database;
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -96,6 +96,14 @@ pub(super) fn database(text: &str) -> Result<Database, String> {
     }
     let path = path(path_text).map_err(|_| form.to_owned())?;
     Ok(Database::Sqlite(path))
+}
+
+/// As [`database`], or empty where nothing gives one.
+pub(super) fn source(text: &str) -> Result<Option<Database>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    database(text).map(Some)
 }
 
 /// The path of `file:PATH`.

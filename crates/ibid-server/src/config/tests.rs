@@ -106,6 +106,7 @@ fn every_default_is_that_of_the_contract() {
         listen: "127.0.0.1:8787".parse().unwrap(),
         public_url: None,
         database: sqlite("./ibid-data/ibid.db"),
+        source: None,
         artifacts: PathBuf::from("./ibid-data/artifacts"),
         workers: 1,
         render_threads: cores,
@@ -175,6 +176,7 @@ fn only_the_value_that_wins_is_judged() {
 fn every_key_can_be_given_by_each_source() {
     for key in &KEYS {
         let value = match key.default.value(Path::new("/d")) {
+            none if none.is_empty() && key.name == "source" => "sqlite:/srv/log.db".to_owned(),
             none if none.is_empty() => "https://chat.example".to_owned(),
             value => value,
         };
@@ -667,7 +669,7 @@ fn every_key_has_one_flag_whose_help_names_its_default() {
 
 fn default_in_words(key: &Key) -> String {
     match key.name {
-        "public_url" => "none".to_owned(),
+        "public_url" | "source" => "none".to_owned(),
         "render_threads" => "cores".to_owned(),
         _ => key.default.value(Path::new("<data>")),
     }

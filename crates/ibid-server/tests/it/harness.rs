@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use ibid::cut::CutRule;
 use ibid::export::Terms;
-use ibid::exporter::{ExportTerms, Exporter};
+use ibid::exporter::{Database, ExportTerms, Exporter};
 use ibid::ids::UserId;
 use ibid::import::Manner;
 use ibid::ledger::{NewToken, Role};
@@ -80,11 +80,13 @@ impl Server {
             link_life: Duration::from_secs(300),
         };
         let exporter = Exporter::open(
-            &folder.path().join("ibid.db"),
+            &Database::Sqlite(folder.path().join("ibid.db")),
+            None,
             &folder.path().join("artifacts"),
             clock.clone(),
             terms,
         )
+        .await
         .expect("an exporter");
         let keys = KeyStore::open_or_create(&folder.path().join("keys"), clock.now())
             .expect("signing keys");

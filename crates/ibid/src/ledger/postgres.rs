@@ -12,12 +12,12 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::{Object, Transaction as Begun};
+use deadpool_postgres::Object;
+use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
-use tokio_postgres::{GenericClient, IsolationLevel, Transaction};
 
 use self::claim::{claim, part_done};
-use self::create::{create, windows_of};
+use self::create::{create, replay, windows_of};
 use self::rows::{
     bytes, found_of, get, int, ints, load, part_of, select_found, store, text, texts, unreadable,
     user_id,
@@ -29,8 +29,8 @@ use super::{
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
-use crate::postgres::{Pg, PgError};
-use crate::source::{SourceError, Windows};
+use crate::postgres::{Pg, PgError, begin, durable};
+use crate::source::{Sight, Windows};
 use crate::time::{Clock, Time};
 
 /// The ledger in a PostgreSQL database. Its clock is the database's, so that nodes whose clocks
@@ -53,10 +53,20 @@ impl Ledger for PostgresLedger {
         now(&**client, &self.clock).await
     }
 
-    async fn create(&self, new: NewExport, limits: Limits) -> Result<Created, CreateError> {
+    async fn replay(&self, new: &NewExport) -> Result<Option<Export>, CreateError> {
+        let client = self.pg.get().await?;
+        replay(&**client, new).await
+    }
+
+    async fn create(
+        &self,
+        new: NewExport,
+        limits: Limits,
+        taken: Option<Sight>,
+    ) -> Result<Created, CreateError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let created = create(&tx, &new, &limits, &self.clock).await?;
+        let created = create(&tx, &new, &limits, taken, &self.clock).await?;
         tx.commit().await?;
         Ok(created)
     }
@@ -330,17 +340,6 @@ async fn search(
     rows.iter().map(found_of).collect()
 }
 
-/// Begins a transaction that sees with each statement what was committed before it, whatever
-/// the database or the role has as its default.
-async fn begin(client: &mut Object) -> Result<Begun<'_>, LedgerError> {
-    let begun = client
-        .build_transaction()
-        .isolation_level(IsolationLevel::ReadCommitted)
-        .start()
-        .await?;
-    Ok(begun)
-}
-
 /// `now()` would be the time at which the transaction began, before it waited for a lock.
 const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
@@ -349,18 +348,6 @@ async fn now(client: &(impl GenericClient + Sync), clock: &Clock) -> Result<Time
         .query_typed_one(&format!("SELECT {NOW} AS now"), &[])
         .await?;
     Ok(clock.on(Time::from_micros(get(&row, "now")?)))
-}
-
-/// Makes the commit wait until it is on disk, also where the database's default is not to: what
-/// somebody was told must survive a crash.
-async fn durable(tx: &Transaction<'_>) -> Result<(), LedgerError> {
-    tx.execute_typed(
-        "SELECT set_config('synchronous_commit', 'on', true)
-         WHERE current_setting('synchronous_commit') IN ('off', 'local')",
-        &[],
-    )
-    .await?;
-    Ok(())
 }
 
 impl From<tokio_postgres::Error> for LedgerError {
@@ -386,12 +373,5 @@ impl From<PgError> for LedgerError {
             PgError::Postgres(error) => error.into(),
             PgError::Pool(_) => LedgerError::Unavailable(error.to_string()),
         }
-    }
-}
-
-fn refused_by_source(error: SourceError) -> LedgerError {
-    match error {
-        SourceError::Refused(why) => LedgerError::Unusable(why),
-        other => LedgerError::Unavailable(other.to_string()),
     }
 }

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use rusqlite::{Transaction, params};
 
 use self::claim::{claim, next_job, part_done};
-use self::create::{create, windows};
+use self::create::{create, replay, windows};
 use self::rows::{COLUMNS, count, export_of, load, part_of, store, unreadable, user_id};
 use super::{
     Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger, LedgerError, NewExport,
@@ -19,7 +19,7 @@ use super::{
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
-use crate::source::Windows;
+use crate::source::{Sight, Windows};
 use crate::sqlite::Db;
 use crate::time::{Clock, Time};
 
@@ -41,10 +41,20 @@ impl Ledger for SqliteLedger {
         Ok(self.clock.now())
     }
 
-    async fn create(&self, new: NewExport, limits: Limits) -> Result<Created, CreateError> {
+    async fn replay(&self, new: &NewExport) -> Result<Option<Export>, CreateError> {
+        let new = new.clone();
+        self.db.read(move |tx| replay(tx, &new)).await
+    }
+
+    async fn create(
+        &self,
+        new: NewExport,
+        limits: Limits,
+        taken: Option<Sight>,
+    ) -> Result<Created, CreateError> {
         let clock = self.clock.clone();
         self.db
-            .write(move |tx| create(tx, &new, &limits, clock.now()))
+            .write(move |tx| create(tx, &new, &limits, taken, clock.now()))
             .await
     }
 

@@ -13,15 +13,18 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio_postgres::types::{FromSql, Type};
-use tokio_postgres::{Client, IsolationLevel, Row, Transaction};
+use tokio_postgres::{Client, Row, Transaction};
 
 use self::append::{Failure, append, learn};
 use self::read::read_page;
-use super::{Batch, Imported, Page, Place, Source, SourceError, Windows};
+use super::{
+    Batch, Imported, Page, Place, Sight, Source, SourceError, TakeError, Windows, is_snapshot,
+    snapshot_text,
+};
 use crate::append::{Names, Outcome};
 use crate::event::{Event, EventKind, ExMembers, History};
-use crate::ids::{ConvId, UserId};
-use crate::postgres::{Pg, PgError};
+use crate::ids::{ConvId, JobId, UserId};
+use crate::postgres::{Pg, PgError, begin, durable};
 use crate::scope::Scope;
 use crate::snapshot::{Policy, Snapshot, Stay, Window, effective_stays};
 
@@ -40,11 +43,7 @@ impl PostgresSource {
 
     async fn try_append(&self, batch: &Batch) -> Result<Vec<Outcome>, Failure> {
         let mut client = self.pg.get().await?;
-        let tx = client
-            .build_transaction()
-            .isolation_level(IsolationLevel::ReadCommitted)
-            .start()
-            .await?;
+        let tx = begin(&mut client).await?;
         let outcomes = append(&tx, batch).await?;
         tx.commit().await?;
         Ok(outcomes)
@@ -97,6 +96,41 @@ impl Source for PostgresSource {
         Ok(())
     }
 
+    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
+        let mut client = self.pg.get().await?;
+        let tx = begin(&mut client).await?;
+        let sight = sight(&tx, user, scope).await?;
+        pin(&tx, job, &sight.snapshot).await?;
+        durable(&tx).await?;
+        tx.commit().await?;
+        Ok(sight)
+    }
+
+    async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
+        let client = self.pg.get().await?;
+        let row = client
+            .query_typed_opt(
+                "SELECT snapshot FROM ibid.pin WHERE job_id = $1",
+                &[(&job.to_string(), Type::TEXT)],
+            )
+            .await?;
+        let Some(row) = row else {
+            return Ok(false);
+        };
+        Ok(is_snapshot(row.try_get(0)?, snapshot))
+    }
+
+    async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
+        let client = self.pg.get().await?;
+        client
+            .execute_typed(
+                "DELETE FROM ibid.pin WHERE job_id = $1",
+                &[(&job.to_string(), Type::TEXT)],
+            )
+            .await?;
+        Ok(())
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,
@@ -129,27 +163,22 @@ impl Source for PostgresSource {
     }
 }
 
-/// What a user sees at one moment.
-#[derive(Clone, Debug)]
-pub(crate) struct Sight {
-    pub snapshot: Snapshot,
-    /// `None` if the scope is a conversation in which the user never was.
-    pub windows: Option<Windows>,
-}
-
 /// What `user` may see of `scope` now, and the snapshot that goes with it.
 ///
 /// Both come from one statement, so that they belong together in READ COMMITTED too.
 ///
 /// # Errors
-/// [`SourceError::Refused`] on a standby, whose snapshots do not name the transactions that are
+/// As [`Source::take`]; [`SourceError::Refused`] on a standby, whose snapshots do not name the transactions that are
 /// in progress, and where the log was not written by this database, so that the transactions
 /// stored in it are not the ones that a snapshot of this database names.
 pub(crate) async fn sight(
     tx: &Transaction<'_>,
     user: &UserId,
     scope: &Scope,
-) -> Result<Sight, SourceError> {
+) -> Result<Sight, TakeError> {
+    if is_loading(tx).await? {
+        return Err(TakeError::Loading);
+    }
     let only = match scope {
         Scope::All => None,
         Scope::Conv(conv) => Some(conv.as_str()),
@@ -197,15 +226,31 @@ pub(crate) async fn sight(
     }
     let snapshot = snapshot.ok_or_else(|| SourceError::Refused(NOT_ANCHORED.to_owned()))?;
     if only.is_some() && convs.is_empty() {
-        let windows = None;
-        return Ok(Sight { snapshot, windows });
+        return Err(TakeError::ScopeInvalid);
     }
     let windows = convs.into_iter().map(|(conv, (policy, stays))| Window {
         conv,
         stays: effective_stays(stays, policy),
     });
-    let windows = Some(Windows::new(windows.collect()));
+    let windows = Windows::new(windows.collect());
     Ok(Sight { snapshot, windows })
+}
+
+/// Pins `snapshot` for `job`.
+pub(crate) async fn pin(
+    tx: &Transaction<'_>,
+    job: JobId,
+    snapshot: &Snapshot,
+) -> Result<(), SourceError> {
+    tx.execute_typed(
+        "INSERT INTO ibid.pin (job_id, snapshot) VALUES ($1, $2)",
+        &[
+            (&job.to_string(), Type::TEXT),
+            (&snapshot_text(snapshot)?, Type::TEXT),
+        ],
+    )
+    .await?;
+    Ok(())
 }
 
 const STANDBY: &str = "this database is a standby, on which the transactions in progress cannot be \
@@ -243,7 +288,7 @@ fn parse_snapshot(text: &str) -> Option<(u64, Vec<u64>)> {
 }
 
 /// Whether a first load of the log has begun and is not finished.
-pub(crate) async fn is_loading(tx: &Transaction<'_>) -> Result<bool, SourceError> {
+async fn is_loading(tx: &Transaction<'_>) -> Result<bool, SourceError> {
     let row = tx
         .query_typed_one(
             "SELECT EXISTS (SELECT FROM ibid.import WHERE first AND NOT finished)",
@@ -336,6 +381,18 @@ impl<'a> FromSql<'a> for Raw<'a> {
 impl From<PgError> for SourceError {
     fn from(error: PgError) -> SourceError {
         SourceError::Unavailable(error.to_string())
+    }
+}
+
+impl From<PgError> for TakeError {
+    fn from(error: PgError) -> TakeError {
+        SourceError::from(error).into()
+    }
+}
+
+impl From<tokio_postgres::Error> for TakeError {
+    fn from(error: tokio_postgres::Error) -> TakeError {
+        SourceError::from(error).into()
     }
 }
 

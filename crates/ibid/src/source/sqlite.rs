@@ -11,10 +11,13 @@ use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use self::append::{append, imported, learn};
 use self::read::read_page;
-use super::{Batch, Imported, Page, Place, Source, SourceError, Windows};
+use super::{
+    Batch, Imported, Page, Place, Sight, Source, SourceError, TakeError, Windows, is_snapshot,
+    snapshot_text,
+};
 use crate::append::{Names, Outcome};
 use crate::event::{Event, EventKind, ExMembers, History};
-use crate::ids::{ConvId, UserId};
+use crate::ids::{ConvId, JobId, UserId};
 use crate::scope::Scope;
 use crate::snapshot::{Policy, Snapshot, Stay, Window, effective_stays};
 use crate::sqlite::Db;
@@ -63,6 +66,40 @@ impl Source for SqliteSource {
             .await
     }
 
+    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
+        let (user, scope) = (user.clone(), scope.clone());
+        self.db
+            .write(move |tx| {
+                let sight = sight(tx, &user, &scope)?;
+                pin(tx, job, &sight.snapshot)?;
+                Ok(sight)
+            })
+            .await
+    }
+
+    async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
+        let snapshot = snapshot.clone();
+        self.db
+            .read(move |tx| {
+                let text: Option<String> = tx
+                    .prepare_cached("SELECT snapshot FROM pin WHERE job_id = ?1")?
+                    .query_row([job.to_string()], |row| row.get(0))
+                    .optional()?;
+                Ok(text.is_some_and(|text| is_snapshot(&text, &snapshot)))
+            })
+            .await
+    }
+
+    async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
+        self.db
+            .write(move |tx| {
+                tx.prepare_cached("DELETE FROM pin WHERE job_id = ?1")?
+                    .execute([job.to_string()])?;
+                Ok(())
+            })
+            .await
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,
@@ -101,8 +138,36 @@ impl Source for SqliteSource {
     }
 }
 
+/// What `user` may see of `scope` now, and the snapshot that goes with it.
+///
+/// # Errors
+/// As [`Source::take`].
+pub(crate) fn sight(
+    tx: &Transaction<'_>,
+    user: &UserId,
+    scope: &Scope,
+) -> Result<Sight, TakeError> {
+    if is_loading(tx)? {
+        return Err(TakeError::Loading);
+    }
+    let windows = windows(tx, user, scope)?.ok_or(TakeError::ScopeInvalid)?;
+    let snapshot = snapshot(tx)?;
+    Ok(Sight { snapshot, windows })
+}
+
+/// Pins `snapshot` for `job`.
+pub(crate) fn pin(
+    tx: &Transaction<'_>,
+    job: JobId,
+    snapshot: &Snapshot,
+) -> Result<(), SourceError> {
+    tx.prepare_cached("INSERT INTO pin (job_id, snapshot) VALUES (?1, ?2)")?
+        .execute([job.to_string(), snapshot_text(snapshot)?])?;
+    Ok(())
+}
+
 /// The snapshot as it is now: everything that is committed.
-pub(crate) fn snapshot(tx: &Transaction<'_>) -> rusqlite::Result<Snapshot> {
+fn snapshot(tx: &Transaction<'_>) -> rusqlite::Result<Snapshot> {
     let gseq = tx
         .prepare_cached("SELECT gseq FROM log_counter")?
         .query_row([], |row| row.get(0))?;
@@ -110,14 +175,14 @@ pub(crate) fn snapshot(tx: &Transaction<'_>) -> rusqlite::Result<Snapshot> {
 }
 
 /// Whether a first load of the log has begun and is not finished.
-pub(crate) fn is_loading(tx: &Transaction<'_>) -> rusqlite::Result<bool> {
+fn is_loading(tx: &Transaction<'_>) -> rusqlite::Result<bool> {
     tx.prepare_cached("SELECT EXISTS (SELECT 1 FROM import WHERE first = 1 AND finished = 0)")?
         .query_row([], |row| row.get(0))
 }
 
 /// What `user` may see of `scope` now, or `None` if it is a conversation in which the user
 /// never was.
-pub(crate) fn windows(
+fn windows(
     tx: &Transaction<'_>,
     user: &UserId,
     scope: &Scope,

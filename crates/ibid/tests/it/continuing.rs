@@ -65,7 +65,7 @@ async fn an_import_that_failed_or_was_killed_between_batches_goes_on_and_nothing
         .await;
         match then {
             Then::Hang => import.abort(),
-            Then::Fail | Then::Answer => {
+            Then::Fail | Then::GoneBad | Then::Answer => {
                 let failed = import.await.unwrap();
                 assert!(matches!(failed, Err(ImportError::Source(_))), "{failed:?}");
             }

@@ -15,13 +15,16 @@ use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::import::{ImportError, Manner, Note, Report, import};
 use ibid::key::IdempotencyKey;
 use ibid::ledger::postgres::PostgresLedger;
-use ibid::ledger::{CreateError, Created, Found, Offer, Part};
+use ibid::ledger::sqlite::SqliteLedger;
+use ibid::ledger::{CreateError, Created, Found, Ledger, Offer, Part};
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
 use ibid::segment::ENCODER_ID;
 use ibid::source::Source;
 use ibid::source::postgres::PostgresSource;
+use ibid::source::sqlite::SqliteSource;
+use ibid::sqlite::Db;
 use ibid::time::{Clock, Time};
 use ibid::vault::{Key, Vault};
 use ibid::work::Workshop;
@@ -101,6 +104,8 @@ pub struct Installation {
     pub clock: Clock,
     folder: tempfile::TempDir,
     postgres: Option<Database>,
+    /// The database of the log, where that is another one and not a file of SQLite.
+    log: Option<Database>,
     terms: ExportTerms,
     keys: AtomicU64,
 }
@@ -143,6 +148,68 @@ impl Installation {
         }
     }
 
+    /// One whose log lies in another database than its ledger.
+    pub async fn apart(ledger: &On, log: &On) -> Installation {
+        let (folder, clock, terms) = prepared(0, NO_LIMITS);
+        let (path, artifacts) = paths(&folder);
+        let vault = Vault::in_folder(&artifacts).unwrap();
+        let (ledger, postgres): (Arc<dyn Ledger>, _) = match ledger {
+            On::Sqlite => {
+                let db = Db::open(&path).unwrap();
+                (Arc::new(SqliteLedger::new(db, clock.clone())), None)
+            }
+            On::Postgres(server) => {
+                let database = Database::create(server).await;
+                let pg = database.connect().await;
+                (
+                    Arc::new(PostgresLedger::new(pg, clock.clone())),
+                    Some(database),
+                )
+            }
+        };
+        let (source, log): (Arc<dyn Source>, _) = match log {
+            On::Sqlite => {
+                let db = Db::open(&path.with_file_name("log.db")).unwrap();
+                (Arc::new(SqliteSource::new(db)), None)
+            }
+            On::Postgres(server) => {
+                let database = Database::create(server).await;
+                let pg = database.connect().await;
+                (Arc::new(PostgresSource::new(pg)), Some(database))
+            }
+        };
+        let exporter = Exporter::apart(source, ledger, vault, terms);
+        Installation {
+            log,
+            ..Installation::of(exporter, folder, postgres, clock, terms)
+        }
+    }
+
+    /// The database of the log, where that is another one in PostgreSQL.
+    pub fn log_database(&self) -> &Database {
+        self.log.as_ref().expect("the log is apart, on PostgreSQL")
+    }
+
+    /// Changes rows of the log's own database, where it lies elsewhere, behind everybody's back;
+    /// gives how many.
+    pub async fn change_log(&self, sql: &str) -> u64 {
+        match &self.log {
+            None => {
+                let path = paths(&self.folder).0.with_file_name("log.db");
+                let connection = rusqlite::Connection::open(path).unwrap();
+                connection.execute(sql, []).unwrap() as u64
+            }
+            Some(database) => {
+                let client = database.client().await;
+                client
+                    .batch_execute("SET search_path = ibid")
+                    .await
+                    .unwrap();
+                client.execute_typed(sql, &[]).await.unwrap()
+            }
+        }
+    }
+
     fn of(
         exporter: Exporter,
         folder: tempfile::TempDir,
@@ -155,6 +222,7 @@ impl Installation {
             clock,
             folder,
             postgres,
+            log: None,
             terms,
             keys: AtomicU64::new(0),
         }
@@ -327,6 +395,24 @@ impl Database {
         &self.name
     }
 
+    /// A copy as it is now, as a backup that is restored elsewhere. Whoever is connected is
+    /// disconnected for it.
+    pub async fn copy(&self) -> Database {
+        let copy = Database {
+            server: Arc::clone(&self.server),
+            name: format!("ibid_{}", JobId::random().unwrap()),
+        };
+        let other = self.neighbour().await;
+        let (from, to) = (&self.name, &copy.name);
+        let disconnect = format!(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE datname = '{from}'"
+        );
+        other.batch_execute(&disconnect).await.unwrap();
+        let copying = format!("CREATE DATABASE {to} TEMPLATE {from}");
+        other.batch_execute(&copying).await.unwrap();
+        copy
+    }
+
     pub fn url(&self) -> String {
         self.server.url(&self.name)
     }
@@ -362,7 +448,11 @@ fn prepared(part_messages: u64, limits: Limits) -> (tempfile::TempDir, Clock, Ex
 
 fn in_folder(folder: &tempfile::TempDir, clock: &Clock, terms: ExportTerms) -> Exporter {
     let (database, artifacts) = paths(folder);
-    Exporter::open(&database, &artifacts, clock.clone(), terms).unwrap()
+    let db = Db::open(&database).unwrap();
+    let vault = Vault::in_folder(&artifacts).unwrap();
+    let source = Arc::new(SqliteSource::new(db.clone()));
+    let ledger = Arc::new(SqliteLedger::new(db, clock.clone()));
+    Exporter::new(source, ledger, vault, terms)
 }
 
 async fn in_database(

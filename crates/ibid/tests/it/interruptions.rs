@@ -13,8 +13,9 @@ use ibid::ledger::{
     NewToken, Offer, Part, Token,
 };
 use ibid::limits::Limits;
+use ibid::scope::Scope;
 use ibid::snapshot::Snapshot;
-use ibid::source::{Batch, Imported, Page, Place, Source, SourceError, Windows};
+use ibid::source::{Batch, Imported, Page, Place, Sight, Source, SourceError, TakeError, Windows};
 use ibid::time::Time;
 
 /// What a call comes to.
@@ -25,6 +26,8 @@ pub enum Then {
     Fail,
     /// As in a process that is killed there.
     Hang,
+    /// As a log that somebody has changed.
+    GoneBad,
 }
 
 type Decide<T> = Box<dyn Fn(T) -> Then + Send + Sync>;
@@ -32,7 +35,7 @@ type Decide<T> = Box<dyn Fn(T) -> Then + Send + Sync>;
 async fn act(then: Then) -> Result<(), String> {
     match then {
         Then::Answer => Ok(()),
-        Then::Fail => Err("gone for a moment".to_owned()),
+        Then::Fail | Then::GoneBad => Err("gone for a moment".to_owned()),
         Then::Hang => std::future::pending().await,
     }
 }
@@ -98,6 +101,18 @@ impl Source for InterruptedSource {
         self.source.end_load().await
     }
 
+    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
+        self.source.take(job, user, scope).await
+    }
+
+    async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
+        self.source.pinned(job, snapshot).await
+    }
+
+    async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
+        self.source.unpin(job).await
+    }
+
     async fn page(
         &self,
         snapshot: &Snapshot,
@@ -106,8 +121,11 @@ impl Source for InterruptedSource {
         page: Page,
     ) -> Result<Page, SourceError> {
         let number = self.pages.fetch_add(1, Ordering::SeqCst) + 1;
-        let then = act((self.at_page)(number)).await;
-        then.map_err(SourceError::Unavailable)?;
+        let then = (self.at_page)(number);
+        if matches!(then, Then::GoneBad) {
+            return Err(SourceError::LogChanged("for a moment".to_owned()));
+        }
+        act(then).await.map_err(SourceError::Unavailable)?;
         self.source.page(snapshot, windows, place, page).await
     }
 
@@ -120,9 +138,11 @@ impl Source for InterruptedSource {
     }
 }
 
-/// What a worker tells the ledger, or asks it, while it holds a job.
+/// What somebody tells the ledger, or asks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
+    /// A job was created; whoever asked for it is to be told.
+    Created,
     /// Asks which parts are recorded: before it renders, and before it assembles.
     Parts,
     /// Records a part whose bytes are written.
@@ -162,8 +182,19 @@ impl Ledger for InterruptedLedger {
         self.ledger.now().await
     }
 
-    async fn create(&self, new: NewExport, limits: Limits) -> Result<Created, CreateError> {
-        self.ledger.create(new, limits).await
+    async fn replay(&self, new: &NewExport) -> Result<Option<Export>, CreateError> {
+        self.ledger.replay(new).await
+    }
+
+    async fn create(
+        &self,
+        new: NewExport,
+        limits: Limits,
+        taken: Option<Sight>,
+    ) -> Result<Created, CreateError> {
+        let created = self.ledger.create(new, limits, taken).await?;
+        self.step(Step::Created).await?;
+        Ok(created)
     }
 
     async fn find(&self, job: JobId) -> Result<Option<Found>, LedgerError> {

@@ -1,6 +1,7 @@
 //! The library through its front door, on real databases and a real disk.
 
 mod access;
+mod apart;
 mod continuing;
 mod creation;
 mod events;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ibid::cut::CutRule;
-use ibid::exporter::{ExportTerms, Exporter};
+use ibid::exporter::{Database, ExportTerms, Exporter};
 use ibid::time::Clock;
 
 use crate::events::chat;
@@ -18,8 +18,13 @@ fn open(database: &Path, artifacts: &Path) -> Result<Exporter, String> {
         },
         link_life: std::time::Duration::from_secs(300),
     };
-    let opened = Exporter::open(database, artifacts, Clock::system(), terms);
-    opened.map_err(|error| error.to_string())
+    let database = Database::Sqlite(database.to_owned());
+    let opening = Exporter::open(&database, None, artifacts, Clock::system(), terms);
+    tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap()
+        .block_on(opening)
+        .map_err(|error| error.to_string())
 }
 
 /// Opening is refused with these words, and every file of the folder is as it was.

@@ -202,6 +202,15 @@ fn a_database_is_a_file_of_sqlite_or_an_address_of_postgresql() {
         let settings = Case::new().variable("IBID_DATABASE", url).settings();
         assert_eq!(settings.database, Database::Postgres(url.to_owned()));
     }
+    let case = Case::new().variable("IBID_SOURCE", "postgres://host/chat");
+    let chat = Database::Postgres("postgres://host/chat".to_owned());
+    let settings = case.settings();
+    assert_eq!(settings.log_elsewhere(), Some(&chat));
+    assert_eq!(settings.log_database(), &chat);
+    let same = case.variable("IBID_DATABASE", "postgres://host/chat");
+    assert_eq!(same.settings().log_elsewhere(), None);
+    let none = Case::new().variable("IBID_SOURCE", "").settings();
+    assert_eq!(none.log_database(), &none.database);
     let secret = Database::Postgres("postgres://me:hunter2@host/db".to_owned());
     assert!(!format!("{secret:?}").contains("hunter2"));
     for bad in [

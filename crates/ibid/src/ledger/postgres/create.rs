@@ -1,25 +1,26 @@
 //! Creating a job: look-up of the key, limits, snapshot, stays, all in one transaction.
 
-use tokio_postgres::Transaction;
+use tokio_postgres::{GenericClient, Transaction};
 
+use super::now;
 use super::rows::{
     COLUMNS, bytes, digest, export_of, get, int, int_of, ints, text, texts, to_json, unreadable,
     unsigned,
 };
-use super::{durable, now, refused_by_source};
 use crate::export::Export;
 use crate::ids::{ConvId, JobId, UserId};
 use crate::ledger::{CreateError, Created, LedgerError, NewExport};
 use crate::limits::{DAY, Limits, Usage};
-use crate::postgres::PgError;
+use crate::postgres::{PgError, durable};
 use crate::snapshot::{Stay, Window};
-use crate::source::{Windows, postgres as log};
+use crate::source::{Sight, Windows, postgres as log};
 use crate::time::{Clock, Time};
 
 pub(super) async fn create(
     tx: &Transaction<'_>,
     new: &NewExport,
     limits: &Limits,
+    taken: Option<Sight>,
     clock: &Clock,
 ) -> Result<Created, CreateError> {
     // From here on no other transaction creates or claims a job of this user, and since each
@@ -27,38 +28,50 @@ pub(super) async fn create(
     // that came before.
     lock_user(tx, &new.user).await?;
     let now = now(tx, clock).await?;
-    let sql = format!(
-        "SELECT {COLUMNS}, fingerprint FROM ibid.export
-         WHERE user_id = $1 AND idempotency_key = $2"
-    );
-    let existing = tx
-        .query_typed_opt(&sql, &[text(&new.user.as_str()), text(&new.key.as_str())])
-        .await?;
-    if let Some(row) = existing {
-        if digest(&row, "fingerprint")? != new.request.fingerprint() {
-            return Err(CreateError::KeyReused);
+    if let Some(export) = replay(tx, new).await? {
+        return Ok(Created::Replayed(export));
+    }
+    let sight = match taken {
+        Some(taken) => taken,
+        // Stays, policies and snapshot come of one statement, so no join or leave falls between.
+        None => {
+            let sight = log::sight(tx, &new.user, &new.request.scope).await?;
+            log::pin(tx, new.job_id, &sight.snapshot).await?;
+            sight
         }
-        return Ok(Created::Replayed(export_of(&row)?));
-    }
-    if log::is_loading(tx).await.map_err(refused_by_source)? {
-        return Err(CreateError::SourceLoading);
-    }
-    // Stays, policies and snapshot come of one statement, so no join or leave falls between.
-    let sight = log::sight(tx, &new.user, &new.request.scope)
-        .await
-        .map_err(refused_by_source)?;
-    let windows = sight.windows.ok_or(CreateError::ScopeInvalid)?;
+    };
     limits
         .check(&usage(tx, &new.user, limits, now).await?, now)
         .map_err(CreateError::Limit)?;
-    let export = new.queued(sight.snapshot, &windows, now);
+    let export = new.queued(sight.snapshot, &sight.windows, now);
     insert(tx, new, &export).await?;
-    keep_windows(tx, new.job_id, &windows).await?;
+    keep_windows(tx, new.job_id, &sight.windows).await?;
     durable(tx).await?;
     // Wakes workers, on any machine, when this commits.
     tx.execute_typed("SELECT pg_notify('ibid_jobs', '')", &[])
         .await?;
     Ok(Created::New(export))
+}
+
+/// The job that this user and key have made before, if it was for the same request.
+pub(super) async fn replay(
+    client: &(impl GenericClient + Sync),
+    new: &NewExport,
+) -> Result<Option<Export>, CreateError> {
+    let sql = format!(
+        "SELECT {COLUMNS}, fingerprint FROM ibid.export
+         WHERE user_id = $1 AND idempotency_key = $2"
+    );
+    let row = client
+        .query_typed_opt(&sql, &[text(&new.user.as_str()), text(&new.key.as_str())])
+        .await?;
+    let Some(row) = row else {
+        return Ok(None);
+    };
+    if digest(&row, "fingerprint")? != new.request.fingerprint() {
+        return Err(CreateError::KeyReused);
+    }
+    Ok(Some(export_of(&row)?))
 }
 
 async fn lock_user(tx: &Transaction<'_>, user: &UserId) -> Result<(), LedgerError> {

@@ -91,6 +91,14 @@ pub(super) async fn store(tx: &Transaction<'_>, export: &Export) -> Result<(), L
         ],
     )
     .await?;
+    if !export.state.needs_log() {
+        // Where the log lies in this database; elsewhere the worker does it.
+        tx.execute_typed(
+            "DELETE FROM ibid.pin WHERE job_id = $1",
+            &[text(&export.job_id.to_string())],
+        )
+        .await?;
+    }
     Ok(())
 }
 

@@ -2,21 +2,45 @@
 
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
-use super::rows::{job_id, load, to_json, unavailable, unreadable};
+use super::rows::{job_id, load, to_json, unreadable};
 use crate::export::Export;
 use crate::ids::{ConvId, JobId, UserId};
 use crate::ledger::{CreateError, Created, LedgerError, NewExport};
 use crate::limits::{DAY, Limits, Usage};
 use crate::snapshot::{Stay, Window};
-use crate::source::{Windows, sqlite as log};
+use crate::source::{Sight, Windows, sqlite as log};
 use crate::time::Time;
 
 pub(super) fn create(
     tx: &Transaction<'_>,
     new: &NewExport,
     limits: &Limits,
+    taken: Option<Sight>,
     now: Time,
 ) -> Result<Created, CreateError> {
+    if let Some(export) = replay(tx, new)? {
+        return Ok(Created::Replayed(export));
+    }
+    let sight = match taken {
+        Some(taken) => taken,
+        // The log lies in the same file, so snapshot, stays and job are of one transaction.
+        None => {
+            let sight = log::sight(tx, &new.user, &new.request.scope)?;
+            log::pin(tx, new.job_id, &sight.snapshot)?;
+            sight
+        }
+    };
+    limits
+        .check(&usage(tx, &new.user, limits, now)?, now)
+        .map_err(CreateError::Limit)?;
+    let export = new.queued(sight.snapshot, &sight.windows, now);
+    insert(tx, new, &export)?;
+    keep_windows(tx, new.job_id, &sight.windows)?;
+    Ok(Created::New(export))
+}
+
+/// The job that this user and key have made before, if it was for the same request.
+pub(super) fn replay(tx: &Transaction<'_>, new: &NewExport) -> Result<Option<Export>, CreateError> {
     let existing: Option<(String, [u8; 32])> = tx
         .prepare_cached(
             "SELECT job_id, fingerprint FROM export WHERE user_id = ?1 AND idempotency_key = ?2",
@@ -25,27 +49,13 @@ pub(super) fn create(
             Ok((row.get(0)?, row.get(1)?))
         })
         .optional()?;
-    if let Some((job, fingerprint)) = existing {
-        if fingerprint != new.request.fingerprint() {
-            return Err(CreateError::KeyReused);
-        }
-        let export = load(tx, job_id(&job)?)?.ok_or(LedgerError::NotFound)?;
-        return Ok(Created::Replayed(export));
+    let Some((job, fingerprint)) = existing else {
+        return Ok(None);
+    };
+    if fingerprint != new.request.fingerprint() {
+        return Err(CreateError::KeyReused);
     }
-    if log::is_loading(tx)? {
-        return Err(CreateError::SourceLoading);
-    }
-    // The log lies in the same file, so snapshot, stays and job are of one transaction.
-    let windows = log::windows(tx, &new.user, &new.request.scope)
-        .map_err(unavailable)?
-        .ok_or(CreateError::ScopeInvalid)?;
-    limits
-        .check(&usage(tx, &new.user, limits, now)?, now)
-        .map_err(CreateError::Limit)?;
-    let export = new.queued(log::snapshot(tx)?, &windows, now);
-    insert(tx, new, &export)?;
-    keep_windows(tx, new.job_id, &windows)?;
-    Ok(Created::New(export))
+    Ok(load(tx, job_id(&job)?)?)
 }
 
 fn usage(

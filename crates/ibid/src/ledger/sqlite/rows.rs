@@ -4,9 +4,8 @@ use rusqlite::{Row, Transaction, params};
 
 use crate::export::{Artefact, Export, Lease, Problem, Revocation, RevokedBy, State, Waiting};
 use crate::ids::{ClaimId, JobId, UserId};
-use crate::ledger::{CreateError, Downloads, Found, LedgerError, Part};
+use crate::ledger::{Downloads, Found, LedgerError, Part};
 use crate::scope::Scope;
-use crate::source::SourceError;
 use crate::time::Time;
 
 pub(super) const COLUMNS: &str =
@@ -70,6 +69,11 @@ pub(super) fn store(tx: &Transaction<'_>, export: &Export) -> Result<(), LedgerE
         revocation.map(|revocation| &revocation.reason),
         export.purging,
     ])?;
+    if !export.state.needs_log() {
+        // Where the log lies in this database; elsewhere the worker does it.
+        tx.prepare_cached("DELETE FROM pin WHERE job_id = ?1")?
+            .execute([export.job_id.to_string()])?;
+    }
     Ok(())
 }
 
@@ -217,8 +221,4 @@ pub(super) fn from_json<T: serde::de::DeserializeOwned>(
 
 pub(super) fn unreadable(column: &str, what: &str) -> LedgerError {
     LedgerError::Unreadable(format!("{column}: {what}"))
-}
-
-pub(super) fn unavailable(error: SourceError) -> CreateError {
-    CreateError::Ledger(LedgerError::Unavailable(error.to_string()))
 }

@@ -1,0 +1,12 @@
+-- Snapshots that jobs not yet over were created from. The rows belong to the log, not to the
+-- ledger: a log that went back to an older state has lost them together with its last entries.
+-- A failed job keeps its pin, because it can be tried again.
+
+CREATE TABLE ibid.pin (
+    job_id    text COLLATE "C" PRIMARY KEY,
+    snapshot  text NOT NULL, -- JSON
+    pinned_at bigint NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
+);
+
+INSERT INTO ibid.pin (job_id, snapshot)
+SELECT job_id, snapshot FROM ibid.export WHERE state IN ('queued', 'running', 'failed');
