@@ -4,6 +4,7 @@
 //! environment. See `ARCHITECTURE.md` for how the pieces stand to each other.
 
 pub mod append;
+pub mod contents;
 pub mod cut;
 pub mod event;
 pub mod export;

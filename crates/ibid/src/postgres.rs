@@ -16,6 +16,8 @@ use tokio_postgres::types::Type;
 use tokio_postgres::{AsyncMessage, Config, IsolationLevel, NoTls, Socket, Transaction};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+use crate::contents::{Contents, Pins};
+
 /// In order; the number of those applied stands in `ibid.schema_version`.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
@@ -305,23 +307,19 @@ impl Pg {
 }
 
 /// What a look at the database found.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct PgInspection {
     /// The database is a standby, in which nothing can be created.
     pub standby: bool,
     /// The database is the one in which its log was written.
     pub anchored: bool,
-    pub conversations: u64,
-    pub messages: u64,
-    pub exports: u64,
-    /// A first load of the log has begun and is not finished.
-    pub loading: bool,
     /// Standbys follow, and none of them is waited for when something is committed.
     pub asynchronous: bool,
     /// What is committed survives a power cut.
     pub fsync: bool,
     /// Updates and deletes that PostgreSQL has counted in tables to which rows are only added.
     pub changes: u64,
+    pub contents: Contents,
 }
 
 impl Pg {
@@ -347,19 +345,39 @@ impl Pg {
                         current_setting('fsync')::boolean,
                         (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint
                          FROM pg_stat_user_tables
-                         WHERE schemaname = 'ibid' AND relname IN ('message', 'revision'))",
+                         WHERE schemaname = 'ibid' AND relname IN ('message', 'revision')),
+                        (SELECT count(*) FROM ibid.export WHERE state = 'done' AND expires_at
+                             > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
                 &[],
             )
             .await
             .map_err(|e| unreachable(e.into()))?;
         let count = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or(0);
+        let pairs = async |sql: &str| match client.query_typed(sql, &[]).await {
+            Ok(rows) => Ok(rows.iter().map(|row| (row.get(0), row.get(1))).collect()),
+            Err(error) => Err(unreachable(error.into())),
+        };
+        let needed: Vec<(String, String)> = pairs(
+            "SELECT job_id, snapshot FROM ibid.export
+             WHERE state IN ('queued', 'running', 'failed')",
+        )
+        .await?;
+        let there = pairs("SELECT job_id, snapshot FROM ibid.pin").await?;
         Ok(PgInspection {
             standby: row.get(0),
             anchored: row.get(1),
-            conversations: count(2),
-            messages: count(3),
-            exports: count(4),
-            loading: row.get(5),
+            contents: Contents {
+                conversations: count(2),
+                messages: count(3),
+                exports: count(4),
+                kept: count(9),
+                loading: row.get(5),
+                latest: None,
+                pins: Pins {
+                    needed,
+                    there: there.into_iter().collect(),
+                },
+            },
             asynchronous: row.get(6),
             fsync: row.get(7),
             changes: count(8),

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
-pub use inspect::{Contents, Inspection, inspect};
+pub use inspect::{Inspection, inspect};
 
 /// Says in the file's header that it is ours (`PRAGMA application_id`): "ibid".
 const APPLICATION_ID: i32 = 0x6962_6964;

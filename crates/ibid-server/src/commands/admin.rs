@@ -214,7 +214,7 @@ async fn migrate_all(store: &StoreFlags) -> Result<(), Failure> {
     // Opening a file brings it up to date, and shows that all is.
     open(&config.settings).await?;
     say(&match applied {
-        0 => "The schema is up to date.".to_owned(),
+        0 => "The schema was up to date already.".to_owned(),
         1 => "The schema is up to date: 1 migration applied.".to_owned(),
         count => format!("The schema is up to date: {count} migrations applied."),
     });

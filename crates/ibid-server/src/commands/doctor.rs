@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use ibid::contents::Contents;
 use ibid::postgres::Pg;
-use ibid::sqlite::{Contents, inspect};
+use ibid::sqlite::inspect;
 use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
 use serde_json::json;
@@ -135,14 +136,15 @@ fn configuration(findings: &mut Findings, flags: &Flags) -> Option<Config> {
 
 fn examine(findings: &mut Findings, settings: &Settings) {
     data_folder(findings, &settings.data);
-    let contents = match &settings.database {
-        Database::Sqlite(path) => database(findings, path),
-        Database::Postgres(url) => {
-            postgres(findings, url);
-            None
-        }
-    };
-    log(findings, contents.as_ref());
+    let contents = look_into(findings, "database", &settings.database);
+    let elsewhere = settings
+        .log_elsewhere()
+        .map(|source| look_into(findings, "source", source));
+    let in_log = elsewhere.as_ref().unwrap_or(&contents);
+    if let (Some(in_ledger), Some(in_log)) = (&contents, in_log) {
+        log(findings, in_log, in_ledger.exports);
+        pins(findings, in_ledger, in_log);
+    }
     lost_artefacts(findings, contents.as_ref(), &settings.artifacts);
     storage(findings, &settings.artifacts);
     free_space(findings, settings);
@@ -227,20 +229,27 @@ fn writable(folder: &Path) -> bool {
     rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
-fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
-    const CHECK: &str = "database";
-    look(findings, CHECK, path)?;
+/// Checks a database, and gives what is in it if it is sound.
+fn look_into(findings: &mut Findings, check: &str, database: &Database) -> Option<Contents> {
+    match database {
+        Database::Sqlite(path) => sqlite(findings, check, path),
+        Database::Postgres(url) => postgres(findings, check, url),
+    }
+}
+
+fn sqlite(findings: &mut Findings, check: &str, path: &Path) -> Option<Contents> {
+    look(findings, check, path)?;
     let shown = path.display();
     let found = match inspect(path, Clock::system().now()) {
         Ok(found) => found,
         Err(error) => {
-            findings.failure(CHECK, error.to_string());
+            findings.failure(check, error.to_string());
             return None;
         }
     };
     if !found.damage.is_empty() {
         findings.failure(
-            CHECK,
+            check,
             format!(
                 "{shown} is damaged ({}); stop everything that uses it, keep a copy, and go back \
                  to a backup",
@@ -252,7 +261,7 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
     let (schema, known) = (found.schema, found.known_schema);
     if schema > known {
         findings.failure(
-            CHECK,
+            check,
             format!(
                 "{shown} was written by a newer ibid (schema {schema}, this one knows {known}); \
                  use that version"
@@ -262,7 +271,7 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
     }
     if schema < known {
         findings.warning(
-            CHECK,
+            check,
             format!(
                 "{shown} has schema {schema}; the next command that opens it brings it to {known}"
             ),
@@ -271,48 +280,47 @@ fn database(findings: &mut Findings, path: &Path) -> Option<Contents> {
     }
     if found.journal_mode != "wal" {
         findings.warning(
-            CHECK,
+            check,
             format!(
                 "its journal mode is {} instead of wal; the next command that opens it sets it",
                 found.journal_mode
             ),
         );
     }
-    findings.ok(CHECK, format!("{shown} is sound, schema {schema}"));
+    findings.ok(check, format!("{shown} is sound, schema {schema}"));
     found.contents
 }
 
-fn postgres(findings: &mut Findings, url: &str) {
-    const CHECK: &str = "database";
+fn postgres(findings: &mut Findings, check: &str, url: &str) -> Option<Contents> {
     let looking = async { Pg::connect(url).await?.inspect().await };
     // The doctor works on a thread that may block.
     let found = match tokio::runtime::Handle::current().block_on(looking) {
         Ok(found) => found,
         Err(error) => {
-            findings.failure(CHECK, error.to_string());
-            return;
+            findings.failure(check, error.to_string());
+            return None;
         }
     };
     if found.standby {
-        findings.failure(CHECK, "it is a standby; connect ibid to the primary");
+        findings.failure(check, "it is a standby; connect ibid to the primary");
     } else if !found.anchored {
         findings.failure(
-            CHECK,
+            check,
             "it is not the one in which the log was written (it was restored, copied or \
              upgraded); run `ibid admin adopt` once nobody writes to the other one",
         );
     } else {
-        findings.ok(CHECK, "PostgreSQL answers, and its schema is up to date");
+        findings.ok(check, "PostgreSQL answers, and its schema is up to date");
     }
     if !found.fsync {
         findings.warning(
-            CHECK,
+            check,
             "fsync is off, so a power cut can lose what was answered; turn it on",
         );
     }
     if found.asynchronous {
         findings.warning(
-            CHECK,
+            check,
             "its standbys follow asynchronously, so a failover can undo the last seconds, an \
              accepted export or a revocation among them; set synchronous_standby_names if that \
              must not be",
@@ -320,7 +328,7 @@ fn postgres(findings: &mut Findings, url: &str) {
     }
     if found.changes > 0 {
         findings.warning(
-            CHECK,
+            check,
             format!(
                 "{} rows of messages or revisions were updated or deleted, which ibid never does; \
                  exports that held them fail; find out who did",
@@ -328,39 +336,21 @@ fn postgres(findings: &mut Findings, url: &str) {
             ),
         );
     }
-    if found.loading {
-        findings.warning(
-            "log",
-            "a first load is not finished and no export can be created; run the same `ibid \
-             import` again, or give it up with `ibid admin end-load`",
-        );
-    } else {
-        findings.ok(
-            "log",
-            format!(
-                "{} messages in {} conversations; {} exports",
-                found.messages, found.conversations, found.exports
-            ),
-        );
-    }
+    Some(found.contents)
 }
 
-fn log(findings: &mut Findings, contents: Option<&Contents>) {
+fn log(findings: &mut Findings, contents: &Contents, exports: u64) {
     const CHECK: &str = "log";
-    let Some(contents) = contents else {
-        return;
-    };
     let Contents {
         conversations,
         messages,
-        exports,
         ..
     } = contents;
     if contents.loading {
         findings.warning(
             CHECK,
             "a first load is not finished and no export can be created; run the same `ibid \
-             import` again",
+             import` again, or give it up with `ibid admin end-load`",
         );
     } else if *conversations == 0 {
         findings.warning(CHECK, "there is nothing in it; fill it with `ibid import`");
@@ -369,6 +359,30 @@ fn log(findings: &mut Findings, contents: Option<&Contents>) {
             CHECK,
             format!("{messages} messages in {conversations} conversations; {exports} exports"),
         );
+    }
+}
+
+/// Whether the log knows of the exports for which it may still have to be read.
+fn pins(findings: &mut Findings, in_ledger: &Contents, in_log: &Contents) {
+    const CHECK: &str = "pins";
+    let lost = in_ledger.pins.lost(&in_log.pins);
+    match lost.first() {
+        None => findings.ok(
+            CHECK,
+            format!(
+                "the log knows of all {} exports that are not done",
+                in_ledger.pins.needed.len()
+            ),
+        ),
+        Some(first) => findings.failure(
+            CHECK,
+            format!(
+                "the log does not know of {} exports that are not done ({first} is one): it was \
+                 put back to an older state, or it is not the log from which they were created; \
+                 correct --source, or if it is right, let their users ask anew",
+                lost.len()
+            ),
+        ),
     }
 }
 
@@ -425,11 +439,11 @@ fn write_and_read(folder: &Path) -> std::io::Result<bool> {
 fn free_space(findings: &mut Findings, settings: &Settings) {
     const CHECK: &str = "free space";
     let mut devices = Vec::new();
-    let database = match &settings.database {
+    let files = settings.databases().filter_map(|database| match database {
         Database::Sqlite(path) => Some(path),
         Database::Postgres(_) => None,
-    };
-    for path in [Some(&settings.artifacts), database].into_iter().flatten() {
+    });
+    for path in std::iter::once(&settings.artifacts).chain(files) {
         let Some(place) = existing(path) else {
             continue;
         };
@@ -544,6 +558,7 @@ mod tests {
                 exports: 0,
                 loading: false,
                 latest,
+                pins: ibid::contents::Pins::default(),
             };
             clock(&mut findings, Some(&contents), now);
             findings.failures

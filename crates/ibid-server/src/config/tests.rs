@@ -636,7 +636,7 @@ fn the_configuration_prints_itself_as_json() {
         json!({"key": "public_url", "value": null, "origin": "default"})
     );
     assert_eq!(
-        json[7],
+        json[8],
         json!({"key": "part_bytes", "value": "2 MiB", "origin": "flag"})
     );
 }

@@ -259,3 +259,82 @@ async fn a_worker_hears_of_jobs_that_others_create_also_after_its_connection_was
     done("k3").await;
     assert_eq!(worker.terminate().0, Some(0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_log_may_lie_in_another_database_than_the_ledger() {
+    let Some(server) = PgServer::start("log and ledger apart") else {
+        return;
+    };
+    let mut hashes = Vec::new();
+    for (database, source) in [
+        (None, Some("log1")),
+        (Some("ledger2"), None),
+        (Some("ledger3"), Some("log3")),
+        (None, None),
+    ] {
+        for name in [database, source].into_iter().flatten() {
+            server.create_database(name).await;
+        }
+        let place = Place::new();
+        let own = format!("sqlite:{}", place.data().join("log.db").display());
+        let (database_url, source_url) = (
+            database.map(|name| server.url(name)),
+            source.map(|name| server.url(name)),
+        );
+        let mut on = vec!["--source", source_url.as_deref().unwrap_or(&own)];
+        if let Some(url) = &database_url {
+            on.extend(["--database", url]);
+        }
+        let run = |arguments: &[&str], code: i32| {
+            let ran = place.run(&[arguments, &on[..]].concat());
+            assert_eq!(ran.code, Some(code), "{ran:?}");
+            ran.out
+        };
+        run(&["admin", "migrate"], 0);
+        let chat = place.write("chat.jsonl", &sample());
+        run(&["import", &chat], 0);
+        let token = run(&["token", "create", "--user", "alice"], 0);
+        let served = place.serve(&[&["--workers", "0"], &on[..]].concat());
+        let body = json!({"scope": "all"});
+        let job = served.post(token.trim(), "k1", &body).await;
+        assert_eq!(job.status, 202, "{:?}", job.body);
+        let doctor = run(&["doctor"], 0);
+        assert!(doctor.contains("knows of all 1 exports"), "{doctor}");
+        assert!(doctor.contains("ok       source: "), "{doctor}");
+        assert!(
+            doctor.contains("messages in 3 conversations; 1 exp"),
+            "{doctor}"
+        );
+        run(&["worker", "--until-idle"], 0);
+        let done = served
+            .wait(token.trim(), &job.text("job_id"), |status| {
+                status["state"] == "done"
+            })
+            .await;
+        hashes.push(done["sha256"].clone());
+        let kept = served.post(token.trim(), "k2", &body).await.text("job_id");
+        let lost = match source {
+            Some(name) => {
+                let client = server.connect(name).await;
+                client.execute("DELETE FROM ibid.pin", &[]).await
+            }
+            None => {
+                let file = rusqlite::Connection::open(place.data().join("log.db"));
+                let deleted = file.expect("a file").execute("DELETE FROM pin", []);
+                Ok(deleted.expect("deleted") as u64)
+            }
+        };
+        assert_eq!(lost.expect("deleted"), 1);
+        let doctor = run(&["doctor"], 1);
+        assert!(
+            doctor.contains("failure  pins: the log does not"),
+            "{doctor}"
+        );
+        run(&["worker", "--until-idle"], 0);
+        let failed = served
+            .wait(token.trim(), &kept, |status| status["state"] == "failed")
+            .await;
+        assert_eq!(failed["error"]["type"], "source-lost-history");
+    }
+    assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+}

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{APPLICATION_ID, MIGRATIONS, OpenError, failed, refuse_network};
+use crate::contents::{Contents, Pins};
 use crate::time::Time;
 
 /// How long a look waits for a writer.
@@ -24,20 +25,6 @@ pub struct Inspection {
     pub damage: Vec<String>,
     /// What is in it, where the schema is the one that this program knows.
     pub contents: Option<Contents>,
-}
-
-/// What is in the file, in numbers.
-#[derive(Clone, Copy, Debug)]
-pub struct Contents {
-    pub conversations: u64,
-    pub messages: u64,
-    pub exports: u64,
-    /// Exports that are done and still kept.
-    pub kept: u64,
-    /// A first load of the log has begun and is not finished.
-    pub loading: bool,
-    /// The latest time that the ledger has recorded as past.
-    pub latest: Option<Time>,
 }
 
 /// Looks at the file at `path`, which must exist; it is `now`. Nothing is created, changed or migrated.
@@ -90,6 +77,19 @@ fn check(connection: &Connection) -> rusqlite::Result<Vec<String>> {
 }
 
 fn contents(connection: &Connection, now: Time) -> rusqlite::Result<Contents> {
+    let pairs = |sql: &str| {
+        let mut statement = connection.prepare(sql)?;
+        let pairs = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        pairs.collect::<rusqlite::Result<Vec<(String, String)>>>()
+    };
+    let pins = Pins {
+        needed: pairs(
+            "SELECT job_id, snapshot FROM export WHERE state IN ('queued', 'running', 'failed')",
+        )?,
+        there: pairs("SELECT job_id, snapshot FROM pin")?
+            .into_iter()
+            .collect(),
+    };
     connection.query_row(
         "SELECT (SELECT count(*) FROM conv),
                 (SELECT coalesce(sum(last_seq), 0) FROM conv),
@@ -112,6 +112,7 @@ fn contents(connection: &Connection, now: Time) -> rusqlite::Result<Contents> {
                 kept: row.get(3)?,
                 loading: row.get(4)?,
                 latest: row.get::<_, Option<i64>>(5)?.map(Time::from_micros),
+                pins,
             })
         },
     )
