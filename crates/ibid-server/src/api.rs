@@ -95,7 +95,10 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
         .route("/exports", post(exports::create).get(exports::list))
-        .route("/exports/{id}", get(exports::status))
+        .route(
+            "/exports/{id}",
+            get(exports::status).delete(exports::withdraw),
+        )
         .route(
             "/download/{id}",
             get(download::download).options(download::options),

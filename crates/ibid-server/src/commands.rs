@@ -19,15 +19,18 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ibid::cut::CutRule;
-use ibid::exporter::{ExportTerms, Exporter};
+use ibid::exporter::{Databases, ExportTerms, Exporter};
 use ibid::ids::JobId;
 use ibid::ledger::LedgerError;
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::time::Clock;
+use ibid::vault::Vault;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::config::{Config, ConfigError, Database, Environment, Flags, Settings, escape};
+use crate::config::{
+    Artifacts, Config, ConfigError, Database, Environment, Flags, Settings, escape,
+};
 
 pub use http::http_client;
 
@@ -66,6 +69,11 @@ impl Failure {
             exit,
             message: message.into(),
         }
+    }
+
+    /// What is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
     }
 
     /// Says on standard error what is wrong, and gives the exit code.
@@ -143,14 +151,29 @@ pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
         },
         link_life: settings.link,
     };
-    let opened = Exporter::open(
-        &settings.database,
-        settings.log_elsewhere(),
-        &settings.artifacts,
-        Clock::system(),
-        terms,
-    );
-    opened.await.map_err(|e| Failure::failed(e.to_string()))
+    let log = settings.log_elsewhere();
+    let databases = Databases::open(&settings.database, log, Clock::system()).await;
+    let databases = databases.map_err(|e| Failure::failed(e.to_string()))?;
+    Ok(Exporter::on(databases, vault(&settings.artifacts)?, terms))
+}
+
+/// The store of artefacts that the settings name.
+fn vault(artifacts: &Artifacts) -> Result<Vault, Failure> {
+    match artifacts {
+        Artifacts::Folder(folder) => Vault::in_folder(folder).map_err(|e| {
+            Failure::failed(format!(
+                "cannot use the folder of artefacts {}: {e}; make it writable, or name another \
+                 with --artifacts",
+                folder.display()
+            ))
+        }),
+        Artifacts::Store { url, options } => Vault::at_url(url, options.iter()).map_err(|e| {
+            Failure::usage(format!(
+                "cannot use the store of artefacts {url}: {e}; correct --artifacts or the \
+                 variables of its provider, as AWS_REGION"
+            ))
+        }),
+    }
 }
 
 /// Brings the schema of a PostgreSQL database up to date and gives how many migrations that took;

@@ -31,6 +31,44 @@ pub use keys::Settings;
 
 use keys::{Form, Key};
 
+/// Where artefacts are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Artifacts {
+    Folder(PathBuf),
+    /// An object store, and the variables of the environment by which it is reached.
+    Store {
+        url: String,
+        options: StoreOptions,
+    },
+}
+
+impl Artifacts {
+    /// The folder, if it is one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Artifacts::Folder(folder) => Some(folder),
+            Artifacts::Store { .. } => None,
+        }
+    }
+}
+
+/// Variables like `AWS_SECRET_ACCESS_KEY`. Its `Debug` names them alone.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct StoreOptions(BTreeMap<String, String>);
+
+impl StoreOptions {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        let options = self.0.iter();
+        options.map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+}
+
+impl fmt::Debug for StoreOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
 /// The effective configuration: the settings, and where each came from.
 #[derive(Debug, Clone)]
 pub struct Config {
@@ -111,7 +149,12 @@ impl Config {
             entries: Vec::new(),
             problems,
         };
-        let settings = Settings::read(&mut reading);
+        let mut settings = Settings::read(&mut reading);
+        if let Some(Artifacts::Store { options, .. }) =
+            settings.as_mut().map(|settings| &mut settings.artifacts)
+        {
+            *options = environment.store_options();
+        }
         // An unreadable file may hold the very value that makes the two agree.
         if file_is_known {
             reading.compare_days();

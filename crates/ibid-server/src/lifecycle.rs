@@ -136,6 +136,9 @@ where
             keys.reload_if_changed();
         }
     });
+    let janitor = app.exporter.janitor(app.record);
+    let sweeping = stop.clone();
+    tokio::spawn(async move { janitor.run(&sweeping).await });
     let service = router(app).into_make_service_with_connect_info::<Peer>();
     let requests = axum::serve(port, service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())

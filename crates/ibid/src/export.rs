@@ -58,15 +58,6 @@ impl State {
             State::Done | State::Failed | State::Revoked | State::Expired => true,
         }
     }
-
-    /// Whether a worker may still have to read the log for the job; one that failed can be
-    /// tried again.
-    pub const fn needs_log(self) -> bool {
-        match self {
-            State::Queued | State::Running | State::Failed => true,
-            State::Done | State::Revoked | State::Expired => false,
-        }
-    }
 }
 
 /// What the bytes of an artefact depend on besides the log: fixed when the job is created, so
@@ -250,7 +241,7 @@ impl Export {
     /// | Finished | - | done | - | - | - | - |
     /// | Revoked | revoked | revoked | revoked | revoked | (unchanged) | (unchanged) |
     /// | Restored | - | - | - | - | done, if an admin revoked a done one whose bytes are there | - |
-    /// | Retried | - | - | - | queued | - | - |
+    /// | Retried | - | - | queued, to make the same file again | queued | - | - |
     /// | Expired | - | - | expired | expired | - | - |
     ///
     /// # Errors
@@ -308,8 +299,10 @@ impl Export {
                 self.lease = None;
                 self.waiting = None;
                 self.problem = None;
-                self.finished_at = Some(now);
-                self.expires_at = Some(now.plus(terms.retention));
+                if self.artefact.is_none() {
+                    self.finished_at = Some(now);
+                    self.expires_at = Some(now.plus(terms.retention));
+                }
                 self.artefact = Some(artefact);
             }
             (
@@ -347,11 +340,18 @@ impl Export {
                 self.state = State::Done;
                 self.revocation = None;
             }
+            (State::Done, Event::Retried) => {
+                // What was told of the file stays true: only the same one is accepted.
+                self.strikes = 0;
+                self.back_to_queue(now);
+            }
             (State::Failed, Event::Retried) => {
                 self.strikes = 0;
                 self.problem = None;
-                self.finished_at = None;
-                self.expires_at = None;
+                if self.artefact.is_none() {
+                    self.finished_at = None;
+                    self.expires_at = None;
+                }
                 self.back_to_queue(now);
             }
             (State::Done | State::Failed, Event::Expired) => {
@@ -375,15 +375,33 @@ impl Export {
                 State::Queued | State::Running | State::Done | State::Failed | State::Expired,
                 Event::Restored,
             )
-            | (
-                State::Queued | State::Running | State::Done | State::Revoked | State::Expired,
-                Event::Retried,
-            )
+            | (State::Queued | State::Running | State::Revoked | State::Expired, Event::Retried)
             | (State::Queued | State::Running | State::Revoked | State::Expired, Event::Expired) => {
                 return Err(refused);
             }
         }
         Ok(Change::Changed)
+    }
+
+    /// Whether a worker may still have to read the log for the job: one that failed can be tried
+    /// again, and one that is done too, if its bytes are lost.
+    pub fn needs_log(&self) -> bool {
+        match self.state {
+            State::Queued | State::Running | State::Done | State::Failed => true,
+            State::Revoked => self.artefact.is_some() && !self.purging,
+            State::Expired => false,
+        }
+    }
+
+    /// Whether all bytes of the job are to be deleted at `now`.
+    pub fn is_to_be_purged(&self, now: Time) -> bool {
+        let over = self.expires_at.is_some_and(|at| at <= now);
+        match self.state {
+            State::Queued | State::Running => false,
+            State::Done | State::Failed => over,
+            State::Revoked => self.purging || over || self.artefact.is_none(),
+            State::Expired => true,
+        }
     }
 
     /// The state as it is at `now`: a job whose retention has passed is expired from that
@@ -592,7 +610,7 @@ mod tests {
                     None,
                     Some(Revoked),
                     None,
-                    None,
+                    Some(Queued),
                     Some(Expired),
                 ],
             ),
@@ -769,6 +787,48 @@ mod tests {
         );
         assert!(export.on(Event::Restored, NOW).is_err());
         assert_eq!(export.revocation.unwrap().by, RevokedBy::Admin);
+    }
+
+    #[test]
+    fn a_done_export_that_is_made_again_keeps_what_was_told_of_it() {
+        let mut export = at(State::Done);
+        let told = (
+            export.finished_at,
+            export.expires_at,
+            export.artefact.clone(),
+        );
+        let later = Time::from_seconds(1_050);
+        export.on(Event::Retried, later).unwrap();
+        assert_eq!(export.state, State::Queued);
+        export.on(events()[0].clone(), later).unwrap();
+        let Some(finished) = events()
+            .into_iter()
+            .find(|e| matches!(e, Event::Finished { .. }))
+        else {
+            panic!("no event ends a job well");
+        };
+        export.on(finished, later).unwrap();
+        assert_eq!(
+            told,
+            (export.finished_at, export.expires_at, export.artefact)
+        );
+    }
+
+    #[test]
+    fn bytes_are_purged_when_nobody_may_have_them_any_more() {
+        let edge = Time::from_seconds(1_100);
+        let purged = |state, now| at(state).is_to_be_purged(now);
+        for state in State::ALL {
+            let expected = state == State::Expired;
+            assert_eq!(purged(state, NOW), expected, "{state:?}");
+        }
+        assert!(purged(State::Done, edge) && purged(State::Failed, edge));
+        assert!(!purged(State::Queued, edge) && !purged(State::Running, edge));
+        let mut export = at(State::Running);
+        let by = RevokedBy::Admin;
+        let reason = String::new();
+        export.on(Event::Revoked { by, reason }, NOW).unwrap();
+        assert!(export.is_to_be_purged(NOW) && !export.needs_log());
     }
 
     #[test]

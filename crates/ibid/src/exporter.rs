@@ -1,17 +1,19 @@
 //! The facade: everything that an edge (HTTP, command line) asks for goes through here.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 
 use crate::cut::CutRule;
 use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
+use crate::janitor::{self, Janitor};
 use crate::key::IdempotencyKey;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
@@ -70,17 +72,13 @@ pub struct Exporter {
     postgres: Option<Pg>,
 }
 
-/// Why the store of an installation could not be opened.
+/// Why a database of an installation could not be opened.
 #[derive(Debug, thiserror::Error)]
-pub enum ExporterError {
+pub enum DatabaseError {
     #[error(transparent)]
     Database(#[from] OpenError),
     #[error(transparent)]
     Postgres(#[from] ConnectError),
-    #[error(
-        "cannot use the folder of artefacts {path}: {source}; make it writable, or name another with --artifacts"
-    )]
-    Vault { path: String, source: VaultError },
 }
 
 /// How often a download that goes on is looked at again.
@@ -118,41 +116,19 @@ pub enum DownloadError {
 }
 
 impl Exporter {
-    /// Opens an installation: the ledger in `database`, the log in `log` or, where that is
-    /// `None`, in the ledger's database, and the artefacts in a folder. Files and folder are
-    /// created where missing; in PostgreSQL the schema must be there and up to date.
-    ///
-    /// # Errors
-    /// Each with what to do about it.
-    pub async fn open(
-        database: &Database,
-        log: Option<&Database>,
-        artifacts: &Path,
-        clock: Clock,
-        terms: ExportTerms,
-    ) -> Result<Exporter, ExporterError> {
-        let ledger_in = Opened::open(database).await?;
-        let log_in = match log {
-            Some(log) => Some(Opened::open(log).await?),
-            None => None,
-        };
-        let vault = Vault::in_folder(artifacts).map_err(|source| ExporterError::Vault {
-            path: artifacts.display().to_string(),
+    /// An installation whose log and ledger are in `databases` and whose artefacts are in `vault`.
+    pub fn on(databases: Databases, vault: Vault, terms: ExportTerms) -> Exporter {
+        let Databases {
             source,
-        })?;
-        let source = log_in.as_ref().unwrap_or(&ledger_in).source();
-        let ledger: Arc<dyn Ledger> = match &ledger_in {
-            Opened::Sqlite(db) => Arc::new(SqliteLedger::new(db.clone(), clock)),
-            Opened::Postgres(pg) => Arc::new(PostgresLedger::new(pg.clone(), clock)),
-        };
-        Ok(Exporter {
-            log_elsewhere: log_in.is_some(),
-            postgres: match ledger_in {
-                Opened::Sqlite(_) => None,
-                Opened::Postgres(pg) => Some(pg),
-            },
+            ledger,
+            log_elsewhere,
+            postgres,
+        } = databases;
+        Exporter {
+            log_elsewhere,
+            postgres,
             ..Exporter::new(source, ledger, vault, terms)
-        })
+        }
     }
 
     /// An installation whose log, ledger and vault are where the caller opened them, the first
@@ -203,6 +179,16 @@ impl Exporter {
     /// Told whenever this exporter creates a job; workers in the same process wait on it.
     pub fn created(&self) -> Arc<Notify> {
         Arc::clone(&self.created)
+    }
+
+    /// Who sweeps; records of jobs are kept for `record`.
+    pub fn janitor(&self, record: Duration) -> Janitor {
+        Janitor {
+            ledger: Arc::clone(&self.ledger),
+            source: Arc::clone(&self.source),
+            vault: self.vault.clone(),
+            record,
+        }
     }
 
     /// Where workers do their work.
@@ -325,9 +311,31 @@ impl Exporter {
             by: RevokedBy::Admin,
             reason,
         };
+        self.take_back(job, event).await
+    }
+
+    /// Takes an export of `user` back in any state: work on it stops and its bytes are deleted.
+    /// `None` if there is no such export of this user.
+    pub async fn withdraw(&self, user: &UserId, job: JobId) -> Result<Option<Export>, LedgerError> {
+        if self.find(user, job).await?.is_none() {
+            return Ok(None);
+        }
+        let event = Event::Revoked {
+            by: RevokedBy::Owner,
+            reason: "withdrawn by its owner".to_owned(),
+        };
+        self.take_back(job, event).await.map(Some)
+    }
+
+    async fn take_back(&self, job: JobId, event: Event) -> Result<Export, LedgerError> {
         let (export, _) = self.ledger.decide(job, event).await?;
-        if self.log_elsewhere {
+        if self.log_elsewhere && !export.needs_log() {
             self.unpin(job).await;
+        }
+        // What cannot be deleted now is deleted by the next sweep, and so is what a worker writes
+        // that has not heard of it yet.
+        if let Err(error) = janitor::tidy(self.ledger.as_ref(), &self.vault, job).await {
+            tracing::warn!(%job, %error, "the bytes could not be deleted yet");
         }
         Ok(export)
     }
@@ -350,11 +358,43 @@ impl Exporter {
         Ok(export)
     }
 
-    /// Lets a failed export be tried again, from what is recorded.
+    /// Lets an export be made again: one that failed, from what is recorded; one that is done if
+    /// its bytes are lost or damaged, and then only the same file is accepted.
+    ///
+    /// # Errors
+    /// [`LedgerError::Refused`] if it is in another state, or done and its bytes are whole.
     pub async fn retry(&self, job: JobId) -> Result<Export, LedgerError> {
+        let export = self.ledger.find(job).await?;
+        let export = export.ok_or(LedgerError::NotFound)?.export;
+        if let (State::Done, Some(artefact)) = (export.state, &export.artefact)
+            && self.is_whole(&export, artefact).await?
+        {
+            return Err(LedgerError::Refused(State::Done));
+        }
         let (export, _) = self.ledger.decide(job, Event::Retried).await?;
         self.created.notify_one();
         Ok(export)
+    }
+
+    /// Whether the bytes of an artefact are there and are what was recorded.
+    async fn is_whole(&self, export: &Export, artefact: &Artefact) -> Result<bool, LedgerError> {
+        let key = artefact_key(export, artefact);
+        let unavailable = |error: VaultError| LedgerError::Unavailable(error.to_string());
+        match self.vault.length(key).await {
+            Ok(length) if length == artefact.bytes => {}
+            Ok(_) | Err(VaultError::Missing) => return Ok(false),
+            Err(error) => return Err(unavailable(error)),
+        }
+        let mut hash = Sha256::new();
+        let mut bytes = match self.vault.read(key, 0..artefact.bytes).await {
+            Ok(bytes) => bytes,
+            Err(VaultError::Missing) => return Ok(false),
+            Err(error) => return Err(unavailable(error)),
+        };
+        while let Some(chunk) = bytes.try_next().await.map_err(unavailable)? {
+            hash.update(&chunk);
+        }
+        Ok(hash.finalize()[..] == artefact.sha256)
     }
 
     /// A fresh link to the artefact of `export` for its own user: the query, and until when.
@@ -457,6 +497,48 @@ impl Exporter {
     }
 }
 
+/// The databases of an installation, open.
+pub struct Databases {
+    source: Arc<dyn Source>,
+    ledger: Arc<dyn Ledger>,
+    log_elsewhere: bool,
+    postgres: Option<Pg>,
+}
+
+impl Databases {
+    /// Opens the ledger in `database` and the log in `log` or, where that is `None`, in the
+    /// ledger's database. Files are created where missing; in PostgreSQL the schema must be there
+    /// and up to date.
+    ///
+    /// # Errors
+    /// Each with what to do about it.
+    pub async fn open(
+        database: &Database,
+        log: Option<&Database>,
+        clock: Clock,
+    ) -> Result<Databases, DatabaseError> {
+        let ledger_in = Opened::open(database).await?;
+        let log_in = match log {
+            Some(log) => Some(Opened::open(log).await?),
+            None => None,
+        };
+        let source = log_in.as_ref().unwrap_or(&ledger_in).source();
+        let ledger: Arc<dyn Ledger> = match &ledger_in {
+            Opened::Sqlite(db) => Arc::new(SqliteLedger::new(db.clone(), clock)),
+            Opened::Postgres(pg) => Arc::new(PostgresLedger::new(pg.clone(), clock)),
+        };
+        Ok(Databases {
+            source,
+            ledger,
+            log_elsewhere: log_in.is_some(),
+            postgres: match ledger_in {
+                Opened::Sqlite(_) => None,
+                Opened::Postgres(pg) => Some(pg),
+            },
+        })
+    }
+}
+
 /// A database that is open.
 enum Opened {
     Sqlite(Db),
@@ -464,7 +546,7 @@ enum Opened {
 }
 
 impl Opened {
-    async fn open(database: &Database) -> Result<Opened, ExporterError> {
+    async fn open(database: &Database) -> Result<Opened, DatabaseError> {
         match database {
             Database::Sqlite(path) => Ok(Opened::Sqlite(Db::open(path)?)),
             Database::Postgres(url) => {

@@ -102,6 +102,39 @@ pub trait Ledger: Send + Sync {
     /// [`LedgerError::NotFound`], [`LedgerError::Refused`].
     async fn decide(&self, job: JobId, event: Event) -> Result<(Export, Change), LedgerError>;
 
+    /// Notes that an upload of the job's artefact was begun, under the claim that did.
+    ///
+    /// # Errors
+    /// [`LedgerError::LeaseLost`] if the claim is no longer current; nothing is noted then.
+    async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError>;
+
+    /// Uploads (of one job, or of all) whose claim is no longer current and which did not become
+    /// the artefact, at most `limit`.
+    async fn abandoned_uploads(
+        &self,
+        job: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<AbandonedUpload>, LedgerError>;
+
+    /// Forgets an upload that was given up.
+    async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError>;
+
+    /// Lets jobs expire whose retention has passed, at most `limit`, and gives them.
+    async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError>;
+
+    /// Jobs whose bytes are to be deleted and are not yet, at most `limit`, with since when.
+    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError>;
+
+    /// Notes that the bytes of a job are deleted, and that nobody writes any more.
+    async fn purged(&self, job: JobId) -> Result<(), LedgerError>;
+
+    /// Deletes the records of jobs that were created longer than `record` ago and have expired or
+    /// were revoked, at most `limit`; gives how many.
+    async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError>;
+
+    /// What tells this ledger from others.
+    async fn identity(&self) -> Result<String, LedgerError>;
+
     /// Stores a token by its digest; gives when it expires.
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError>;
 
@@ -259,6 +292,14 @@ pub struct Part {
     /// Length and digest of what is stored: the segment and its seal.
     pub bytes: u64,
     pub sha256: [u8; 32],
+}
+
+/// An upload that nobody will finish.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AbandonedUpload {
+    pub job_id: JobId,
+    pub claim: ClaimId,
+    pub id: String,
 }
 
 /// What a token lets its bearer do.

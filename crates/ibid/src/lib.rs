@@ -11,6 +11,7 @@ pub mod export;
 pub mod exporter;
 pub mod ids;
 pub mod import;
+pub mod janitor;
 pub mod json;
 pub mod key;
 pub mod ledger;

@@ -24,6 +24,8 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0002_append_functions.sql"),
     "",
     include_str!("../migrations/postgres/0004_pins.sql"),
+    "",
+    include_str!("../migrations/postgres/0006_uploads.sql"),
 ];
 
 /// The oldest server that is supported, as `server_version_num`.

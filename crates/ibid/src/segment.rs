@@ -54,6 +54,12 @@ pub fn unseal(stored: &[u8]) -> Option<(&[u8], u32, u64)> {
     ))
 }
 
+/// How long the artefact is that is made of stored parts of these lengths.
+pub fn artefact_bytes(stored: impl Iterator<Item = u64>) -> u64 {
+    let segments = stored.map(|bytes| bytes.saturating_sub(SEAL_BYTES as u64));
+    HEADER.len() as u64 + segments.sum::<u64>() + TRAILER_BYTES
+}
+
 /// Why a part could not be compressed, which only a defect or a broken machine can bring about.
 #[derive(Debug, thiserror::Error)]
 #[error("the encoder failed: {0}")]
@@ -172,6 +178,9 @@ pub fn inflate_artefact(bytes: &[u8]) -> Result<Vec<u8>, BrokenSegment> {
         }
     }
 }
+
+/// How long the end of an artefact is.
+const TRAILER_BYTES: u64 = 10;
 
 /// The CRC-32 and length of all segments so far: what the end of the artefact says.
 #[derive(Clone, Debug, Default)]

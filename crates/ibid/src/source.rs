@@ -5,6 +5,7 @@ pub mod sqlite;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 
@@ -53,6 +54,15 @@ pub trait Source: Send + Sync {
 
     /// Whether this very snapshot is pinned for `job`.
     async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError>;
+
+    /// Jobs that have had a pin for longer than `age`, in their order, at most `limit`, from the
+    /// one after `after` on.
+    async fn pins(
+        &self,
+        age: Duration,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<JobId>, SourceError>;
 
     /// Takes the pin of a job away that no worker will touch any more.
     async fn unpin(&self, job: JobId) -> Result<(), SourceError>;

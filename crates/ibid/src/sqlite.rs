@@ -26,10 +26,12 @@ const READER_CACHE_KIB: i32 = 1024;
 /// In order; the number of those applied is the file's `PRAGMA user_version`.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/sqlite/0001_log_and_ledger.sql"),
-    // Numbers are PostgreSQL's too; these two are about functions, of which there are none here.
+    // Numbers are PostgreSQL's too; the empty ones are about functions, of which there are none here.
     "",
     "",
     include_str!("../migrations/sqlite/0004_pins.sql"),
+    "",
+    include_str!("../migrations/sqlite/0006_uploads.sql"),
 ];
 
 /// Why the file cannot be used.

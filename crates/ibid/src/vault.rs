@@ -3,11 +3,20 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use futures::stream::{BoxStream, StreamExt as _, TryStreamExt as _};
+use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::{MultipartUpload, ObjectStore, ObjectStoreExt as _, PutPayload};
+use object_store::multipart::{MultipartStore, PartId};
+use object_store::prefix::PrefixStore;
+use object_store::{
+    BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutPayload,
+    RetryConfig,
+};
 
 use crate::ids::{ClaimId, JobId};
 
@@ -72,12 +81,55 @@ fn describe(error: &dyn std::error::Error) -> String {
 /// The size of the pieces that an artefact is written to a disk in.
 const DISK_PIECE_BYTES: usize = 1024 * 1024;
 
+/// The least size of the pieces that an artefact is sent to an object store in. S3 takes pieces
+/// of 5 MiB to 5 GiB, the last may be smaller (Amazon S3 User Guide, multipart upload limits).
+const LEAST_PIECE_BYTES: u64 = 8 * 1024 * 1024;
+
+/// The most pieces of one object.
+const MOST_PIECES: u64 = 10_000;
+
+/// The size of the ranges in which an artefact is fetched from an object store. Each is one
+/// request, so a slow reader does not hold a request open; two are in memory for each download.
+const FETCH_BYTES: u64 = 1024 * 1024;
+
+/// How long one request to an object store may take, and how long all tries of it together.
+const REQUEST_LIMIT: Duration = Duration::from_secs(30);
+const RETRY_LIMIT: Duration = Duration::from_secs(60);
+const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+const MOST_RETRIES: usize = 4;
+
 /// The store of parts and artefacts.
 #[derive(Clone)]
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
-    folder: PathBuf,
-    piece_bytes: usize,
+    place: Place,
+}
+
+#[derive(Clone)]
+enum Place {
+    Folder(PathBuf),
+    /// In it an object of any size is made out of pieces, under an id that can be given up.
+    Objects(Arc<dyn MultipartStore>),
+}
+
+/// Whether the address of a vault is that of an object store that this program can use:
+/// `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX` or `az://CONTAINER/PREFIX`.
+pub fn is_object_store(url: &str) -> bool {
+    split_url(url).is_some()
+}
+
+/// The scheme, the bucket and the prefix of an address.
+fn split_url(url: &str) -> Option<(&str, &str, &str)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
+    let known = matches!(scheme, "s3" | "gs" | "az");
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let prefix_is_plain = prefix
+        .trim_end_matches('/')
+        .split('/')
+        .all(|name| name.chars().all(plain) && name != "." && name != "..");
+    let named = !bucket.is_empty() && bucket.chars().all(plain);
+    (known && named && prefix_is_plain).then_some((scheme, bucket, prefix))
 }
 
 impl Vault {
@@ -98,14 +150,96 @@ impl Vault {
         let store = LocalFileSystem::new_with_prefix(folder)?.with_fsync(true);
         Ok(Vault {
             store: Arc::new(store),
-            folder: folder.to_owned(),
-            piece_bytes: DISK_PIECE_BYTES,
+            place: Place::Folder(folder.to_owned()),
         })
     }
 
-    /// The folder that this vault is.
-    pub fn folder(&self) -> &Path {
-        &self.folder
+    /// The vault in an object store. `options` are the variables by which the store's own tools
+    /// are configured, as `AWS_REGION` and `AWS_ACCESS_KEY_ID`; those that mean nothing to this
+    /// store are ignored. Nothing is sent yet.
+    ///
+    /// # Errors
+    /// The address is none, or something that it needs is missing.
+    pub fn at_url<'a>(
+        url: &str,
+        options: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Vault, VaultError> {
+        let Some((scheme, bucket, prefix)) = split_url(url) else {
+            let what = "the address must be s3://, gs:// or az:// with a bucket and a prefix of \
+                        plain names";
+            return Err(VaultError::Unavailable(what.to_owned()));
+        };
+        // Without one the client would panic; a second one is refused, which is no error.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let options = options
+            .into_iter()
+            .map(|(name, value)| (name.to_ascii_lowercase(), value));
+        let client = ClientOptions::new()
+            .with_timeout(REQUEST_LIMIT)
+            .with_connect_timeout(CONNECT_LIMIT);
+        let retry = RetryConfig {
+            backoff: BackoffConfig {
+                init_backoff: Duration::from_millis(100),
+                max_backoff: Duration::from_secs(5),
+                base: 2.0,
+            },
+            max_retries: MOST_RETRIES,
+            retry_timeout: RETRY_LIMIT,
+        };
+        match scheme {
+            "s3" => {
+                let mut builder = AmazonS3Builder::new()
+                    .with_client_options(client)
+                    .with_retry(retry);
+                for (name, value) in options {
+                    if let Ok(key) = name.parse() {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                let store = builder.with_bucket_name(bucket).build()?;
+                Ok(Vault::of(store, prefix))
+            }
+            "gs" => {
+                let mut builder = GoogleCloudStorageBuilder::new()
+                    .with_client_options(client)
+                    .with_retry(retry);
+                for (name, value) in options {
+                    if let Ok(key) = name.parse() {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                let store = builder.with_bucket_name(bucket).build()?;
+                Ok(Vault::of(store, prefix))
+            }
+            _ => {
+                let mut builder = MicrosoftAzureBuilder::new()
+                    .with_client_options(client)
+                    .with_retry(retry);
+                for (name, value) in options {
+                    if let Ok(key) = name.parse() {
+                        builder = builder.with_config(key, value);
+                    }
+                }
+                let store = builder.with_container_name(bucket).build()?;
+                Ok(Vault::of(store, prefix))
+            }
+        }
+    }
+
+    fn of<S: ObjectStore + MultipartStore + Clone>(store: S, prefix: &str) -> Vault {
+        let store = PrefixStore::new(store, prefix);
+        Vault {
+            store: Arc::new(store.clone()),
+            place: Place::Objects(Arc::new(store)),
+        }
+    }
+
+    /// The folder that this vault is, if it is one.
+    pub fn folder(&self) -> Option<&Path> {
+        match &self.place {
+            Place::Folder(folder) => Some(folder),
+            Place::Objects(_) => None,
+        }
     }
 
     /// Writes an object whole.
@@ -130,6 +264,45 @@ impl Vault {
         key: Key,
         range: Range<u64>,
     ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
+        match self.place {
+            Place::Folder(_) => self.read_file(key, range).await,
+            Place::Objects(_) => self.fetch(key, range).await,
+        }
+    }
+
+    /// Reads an object of an object store by ranges, one request for each. The first is here
+    /// before this returns, so that what is missing is known before anything is sent on.
+    async fn fetch(
+        &self,
+        key: Key,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
+        let (store, path) = (Arc::clone(&self.store), key.path());
+        let fetch = move |piece: Range<u64>| {
+            let (store, path) = (Arc::clone(&store), path.clone());
+            async move {
+                let bytes = store.get_range(&path, piece.clone()).await?;
+                if bytes.len() as u64 != piece.end - piece.start {
+                    let what = format!("asked for {piece:?}, got {} bytes", bytes.len());
+                    return Err(VaultError::Unavailable(what));
+                }
+                Ok(bytes)
+            }
+        };
+        let mut pieces = pieces(range);
+        let Some(first) = pieces.next() else {
+            return Ok(stream::empty().boxed());
+        };
+        let first = fetch(first).await?;
+        let rest = stream::iter(pieces).map(fetch).buffered(1);
+        Ok(stream::once(async { Ok(first) }).chain(rest).boxed())
+    }
+
+    async fn read_file(
+        &self,
+        key: Key,
+        range: Range<u64>,
+    ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
         let options = object_store::GetOptions {
             range: Some(object_store::GetRange::Bounded(range.clone())),
             ..object_store::GetOptions::default()
@@ -141,107 +314,381 @@ impl Vault {
         }
         let missing = range.end - range.start;
         let stream = got.into_stream().map_err(VaultError::from);
-        let whole =
-            futures::stream::try_unfold((stream, missing), |(mut stream, missing)| async move {
-                match stream.next().await {
-                    // A file that was cut is read as empty pieces without end.
-                    Some(Ok(bytes)) if bytes.is_empty() && missing > 0 => Err(
-                        VaultError::Unavailable(format!("the object ended {missing} bytes early")),
-                    ),
-                    Some(Ok(bytes)) => {
-                        let missing = missing.saturating_sub(bytes.len() as u64);
-                        Ok(Some((bytes, (stream, missing))))
-                    }
-                    Some(Err(error)) => Err(error),
-                    None if missing > 0 => Err(VaultError::Unavailable(format!(
-                        "the object ended {missing} bytes early"
-                    ))),
-                    None => Ok(None),
+        let whole = stream::try_unfold((stream, missing), |(mut stream, missing)| async move {
+            match stream.next().await {
+                // A file that was cut is read as empty pieces without end.
+                Some(Ok(bytes)) if bytes.is_empty() && missing > 0 => Err(VaultError::Unavailable(
+                    format!("the object ended {missing} bytes early"),
+                )),
+                Some(Ok(bytes)) => {
+                    let missing = missing.saturating_sub(bytes.len() as u64);
+                    Ok(Some((bytes, (stream, missing))))
                 }
-            });
+                Some(Err(error)) => Err(error),
+                None if missing > 0 => Err(VaultError::Unavailable(format!(
+                    "the object ended {missing} bytes early"
+                ))),
+                None => Ok(None),
+            }
+        });
         Ok(whole.boxed())
     }
 
-    /// Begins to write an object of any size, in order.
-    pub async fn upload(&self, key: Key) -> Result<Upload, VaultError> {
+    /// Begins to write an object of `bytes` bytes, in order.
+    pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
+        let path = key.path();
+        let (sink, piece_bytes) = match &self.place {
+            Place::Folder(_) => {
+                let file = self.store.put_multipart(&path).await?;
+                (Sink::File(file), DISK_PIECE_BYTES as u64)
+            }
+            Place::Objects(_) if bytes <= LEAST_PIECE_BYTES => {
+                (Sink::Object(Arc::clone(&self.store), path), bytes)
+            }
+            Place::Objects(store) => {
+                let id = store.create_multipart(&path).await?;
+                let pieces = Pieces {
+                    store: Arc::clone(store),
+                    path,
+                    id,
+                    sent: Vec::new(),
+                };
+                (Sink::Pieces(pieces), piece_bytes(bytes))
+            }
+        };
+        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
         Ok(Upload {
-            upload: self.store.put_multipart(&key.path()).await?,
-            pending: Vec::with_capacity(self.piece_bytes),
-            piece_bytes: self.piece_bytes,
+            sink,
+            pending: Vec::with_capacity(piece_bytes),
+            piece_bytes,
         })
     }
 
-    /// Deletes everything of `job` but the object at `keep`. What is gone already is no error.
-    /// Looks at the disk itself, because the store hides what a write that was killed left.
-    pub async fn delete_all_but(&self, job: JobId, keep: Option<Key>) -> Result<(), VaultError> {
-        let folder = self.folder.join(job.to_string());
-        let keep = keep.map(|key| self.folder.join(key.path().as_ref()));
-        tokio::task::spawn_blocking(move || delete_below(&folder, keep.as_deref()))
+    /// Gives up an upload that was begun and not finished. One that is unknown, because it was
+    /// finished or given up, is no error.
+    pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
+        let Place::Objects(store) = &self.place else {
+            return Ok(());
+        };
+        match store.abort_multipart(&key.path(), &upload.to_owned()).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The jobs of which something is kept.
+    pub async fn jobs(&self) -> Result<Vec<JobId>, VaultError> {
+        let names: Vec<String> = match &self.place {
+            Place::Folder(folder) => {
+                let folder = folder.clone();
+                on_disk(move || names_in(&folder)).await?
+            }
+            Place::Objects(_) => {
+                let listed = self.store.list_with_delimiter(None).await?;
+                let names = listed.common_prefixes.iter();
+                names
+                    .filter_map(|prefix| Some(prefix.filename()?.to_owned()))
+                    .collect()
+            }
+        };
+        Ok(names.iter().filter_map(|name| JobId::parse(name)).collect())
+    }
+
+    /// Everything that is kept of `job`. Looks at the disk itself, because the store hides what a
+    /// write that was killed has left.
+    pub async fn objects(&self, job: JobId) -> Result<Vec<Object>, VaultError> {
+        match &self.place {
+            Place::Folder(folder) => {
+                let folder = folder.join(job.to_string());
+                on_disk(move || {
+                    let mut objects = Vec::new();
+                    for claim in names_in(&folder)? {
+                        let names = names_in(&folder.join(&claim))?;
+                        objects.extend(names.into_iter().map(|name| Object {
+                            claim: claim.clone(),
+                            name,
+                        }));
+                    }
+                    Ok(objects)
+                })
+                .await
+            }
+            Place::Objects(_) => {
+                let prefix = object_store::path::Path::from(job.to_string());
+                let listed = self.store.list(Some(&prefix));
+                let objects = listed.try_filter_map(|meta| {
+                    let mut parts = meta.location.parts().skip(1);
+                    let object = match (parts.next(), parts.next()) {
+                        (Some(claim), Some(name)) => Some(Object {
+                            claim: claim.as_ref().to_owned(),
+                            name: name.as_ref().to_owned(),
+                        }),
+                        _ => None,
+                    };
+                    std::future::ready(Ok(object))
+                });
+                Ok(objects.try_collect().await?)
+            }
+        }
+    }
+
+    /// Deletes objects of `job`. One that is gone already is no error.
+    pub async fn delete(&self, job: JobId, objects: Vec<Object>) -> Result<(), VaultError> {
+        if let Place::Folder(folder) = &self.place {
+            let folder = folder.join(job.to_string());
+            return on_disk(move || delete_files(&folder, &objects)).await;
+        }
+        let paths = objects
+            .into_iter()
+            .map(move |object| Ok(format!("{job}/{}/{}", object.claim, object.name).into()));
+        let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());
+        while let Some(deleted) = deleted.next().await {
+            match deleted {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes an object, reads it and deletes it again; whether it was the same.
+    pub async fn probe(&self) -> Result<bool, VaultError> {
+        let id = ClaimId::random().map_err(|e| VaultError::Unavailable(e.to_string()))?;
+        let path = object_store::path::Path::from(format!("probe-{id}"));
+        let written: Bytes = (0..=u8::MAX).cycle().take(64 * 1024).collect();
+        self.store.put(&path, written.clone().into()).await?;
+        let read = self.store.get(&path).await?.bytes().await?;
+        self.store.delete(&path).await?;
+        Ok(read == written)
+    }
+
+    /// Whose vault this is: `ledger` if nobody's so far. Objects that a ledger does not name are
+    /// deleted only from its own vault.
+    pub async fn owner(&self, ledger: &str) -> Result<String, VaultError> {
+        let path = object_store::path::Path::from(OWNER);
+        let create = object_store::PutMode::Create.into();
+        match self
+            .store
+            .put_opts(&path, ledger.to_owned().into(), create)
             .await
-            .map_err(|e| VaultError::Unavailable(e.to_string()))?
-            .map_err(|e| VaultError::Unavailable(format!("cannot delete: {e}")))
+        {
+            Ok(_) => return Ok(ledger.to_owned()),
+            Err(object_store::Error::AlreadyExists { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let bytes = self.store.get(&path).await?.bytes().await?;
+        Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 }
 
-/// Deletes what is in `folder`, but not `keep` and the folders above it.
-fn delete_below(folder: &Path, keep: Option<&Path>) -> std::io::Result<()> {
+/// Where it is written whose vault this is.
+const OWNER: &str = "ledger";
+
+/// Something that is kept of a job, by its name, which a write that was killed may have left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Object {
+    claim: String,
+    name: String,
+}
+
+impl Object {
+    /// Whether it lies where `key` does.
+    pub fn is(&self, key: Key) -> bool {
+        let path = key.path();
+        let mut parts = path.parts().skip(1);
+        parts
+            .next()
+            .is_some_and(|claim| claim.as_ref() == self.claim)
+            && parts.next().is_some_and(|name| name.as_ref() == self.name)
+    }
+
+    /// Whether it was written under `claim`.
+    pub fn is_of(&self, claim: ClaimId) -> bool {
+        self.claim == claim.to_string()
+    }
+}
+
+async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> Result<T, VaultError> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .map_err(|e| VaultError::Unavailable(e.to_string()))?
+        .map_err(|e| VaultError::Unavailable(format!("the disk failed: {e}")))
+}
+
+/// The names in a folder; none if it is gone or is no folder.
+fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
+    use std::io::ErrorKind::{NotADirectory, NotFound};
     let entries = match std::fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
+        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Vec::new()),
+        entries => entries?,
     };
-    for entry in entries {
-        let entry = entry?;
-        let path = entry.path();
-        let deleted = match keep {
-            Some(keep) if keep == path => Ok(()),
-            Some(keep) if keep.starts_with(&path) => delete_below(&path, Some(keep)),
-            _ if entry.file_type()?.is_dir() => std::fs::remove_dir_all(&path),
-            _ => std::fs::remove_file(&path),
-        };
-        match deleted {
+    entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect()
+}
+
+/// Deletes files of a job, and the folders that are empty then.
+fn delete_files(folder: &Path, objects: &[Object]) -> std::io::Result<()> {
+    for object in objects {
+        match std::fs::remove_file(folder.join(&object.claim).join(&object.name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
+    for claim in names_in(folder)? {
+        // One that is not empty stays.
+        let _ = std::fs::remove_dir(folder.join(claim));
+    }
+    let _ = std::fs::remove_dir(folder);
     Ok(())
+}
+
+/// The ranges in which `range` is fetched.
+fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
+    let mut next = range.start;
+    std::iter::from_fn(move || {
+        let piece = next..range.end.min(next + FETCH_BYTES);
+        next = piece.end;
+        (!piece.is_empty()).then_some(piece)
+    })
+}
+
+/// The size of the pieces in which an object of `bytes` bytes is sent: as small as the most
+/// pieces allow, since one is kept in memory.
+fn piece_bytes(bytes: u64) -> u64 {
+    bytes.div_ceil(MOST_PIECES).max(LEAST_PIECE_BYTES)
 }
 
 /// An object that is being written.
 pub struct Upload {
-    upload: Box<dyn MultipartUpload>,
+    sink: Sink,
     pending: Vec<u8>,
     piece_bytes: usize,
 }
 
+enum Sink {
+    File(Box<dyn MultipartUpload>),
+    /// Small enough to be sent at once, at the end.
+    Object(Arc<dyn ObjectStore>, object_store::path::Path),
+    Pieces(Pieces),
+}
+
+struct Pieces {
+    store: Arc<dyn MultipartStore>,
+    path: object_store::path::Path,
+    id: String,
+    sent: Vec<PartId>,
+}
+
 impl Upload {
+    /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
+    /// if it is neither finished nor given up. `None` where nothing can stay.
+    pub fn id(&self) -> Option<&str> {
+        match &self.sink {
+            Sink::Pieces(pieces) => Some(&pieces.id),
+            Sink::File(_) | Sink::Object(..) => None,
+        }
+    }
+
     /// Writes on.
     pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), VaultError> {
         while !bytes.is_empty() {
+            if self.pending.len() == self.piece_bytes {
+                self.flush().await?;
+            }
             let room = self.piece_bytes - self.pending.len();
             let (now, later) = bytes.split_at(room.min(bytes.len()));
             self.pending.extend_from_slice(now);
             bytes = later;
-            if self.pending.len() == self.piece_bytes {
-                self.flush().await?;
-            }
         }
         Ok(())
     }
 
     /// Ends it: when this has answered, the object is there, whole and safe.
     pub async fn finish(mut self) -> Result<(), VaultError> {
-        self.flush().await?;
-        self.upload.complete().await?;
+        if !self.pending.is_empty() {
+            self.flush().await?;
+        }
+        match self.sink {
+            Sink::File(mut file) => {
+                file.complete().await?;
+            }
+            Sink::Object(..) => {}
+            Sink::Pieces(pieces) => {
+                let Pieces { store, path, .. } = &pieces;
+                let sent = pieces.sent.clone();
+                store.complete_multipart(path, &pieces.id, sent).await?;
+            }
+        }
         Ok(())
     }
 
     async fn flush(&mut self) -> Result<(), VaultError> {
-        if !self.pending.is_empty() {
-            let next = Vec::with_capacity(self.piece_bytes);
-            let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
-            self.upload.put_part(piece).await?;
+        let next = Vec::with_capacity(self.piece_bytes);
+        let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
+        match &mut self.sink {
+            Sink::File(file) => file.put_part(piece).await?,
+            Sink::Object(store, path) => {
+                store.put(path, piece).await?;
+            }
+            Sink::Pieces(pieces) => {
+                let number = pieces.sent.len();
+                let sent = pieces
+                    .store
+                    .put_part(&pieces.path, &pieces.id, number, piece)
+                    .await?;
+                pieces.sent.push(sent);
+            }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_of_object_stores_are_told_from_others() {
+        assert_eq!(split_url("s3://b"), Some(("s3", "b", "")));
+        assert_eq!(split_url("gs://b-1/x/y/"), Some(("gs", "b-1", "x/y/")));
+        assert_eq!(split_url("az://b/x.y_z"), Some(("az", "b", "x.y_z")));
+        for wrong in [
+            "file:x",
+            "s3:b",
+            "s3://",
+            "s3:///x",
+            "http://b",
+            "s3://b/../c",
+            "s3://b?x=1",
+            "s3://b/x//y#z",
+            "s3://user:pw@b",
+        ] {
+            assert!(!is_object_store(wrong), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn pieces_are_as_small_as_the_limits_allow() {
+        const MIB: u64 = 1024 * 1024;
+        assert_eq!(piece_bytes(9 * MIB), 8 * MIB);
+        assert_eq!(piece_bytes(80_000 * MIB), 8 * MIB);
+        let more = 80_000 * MIB + 1;
+        assert_eq!(piece_bytes(more), 8 * MIB + 1);
+        assert!(more.div_ceil(piece_bytes(more)) <= MOST_PIECES);
+        // The largest object that S3 keeps.
+        assert!(piece_bytes(5 * 1024 * 1024 * MIB) < 5 * 1024 * MIB);
+    }
+
+    #[test]
+    fn a_range_is_fetched_in_pieces_that_join() {
+        let pieces: Vec<_> = pieces(10..2 * FETCH_BYTES + 11).collect();
+        assert_eq!(pieces.len(), 3);
+        assert_eq!(pieces[0], 10..FETCH_BYTES + 10);
+        assert_eq!(pieces[1].start, pieces[0].end);
+        assert_eq!(pieces[2], 2 * FETCH_BYTES + 10..2 * FETCH_BYTES + 11);
+        assert_eq!(super::pieces(5..5).count(), 0);
     }
 }

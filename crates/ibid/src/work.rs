@@ -357,7 +357,12 @@ impl Workshop {
             job,
             claim: claim.id,
         };
-        let mut upload = self.vault.upload(key).await?;
+        let bytes = segment::artefact_bytes(parts.iter().map(|part| part.bytes));
+        let mut upload = self.vault.upload(key, bytes).await?;
+        if let Some(id) = upload.id() {
+            // Known before the first byte is sent, so that it can be given up by others.
+            self.ledger.upload_begun(job, claim.id, id).await?;
+        }
         let mut whole = Whole::default();
         upload.write(whole.push(&HEADER)).await?;
         for part in &parts {
@@ -375,10 +380,16 @@ impl Workshop {
         }
         let trailer = whole.trailer.clone().bytes();
         upload.write(whole.push(&trailer)).await?;
+        let sha256: [u8; 32] = whole.hash.finalize().into();
+        // Made before, and its bytes are lost: what was told of the file must stay true.
+        let told = claim.export.artefact.as_ref();
+        if whole.bytes != bytes || told.is_some_and(|told| told.sha256 != sha256) {
+            return Err(WorkError::not_deterministic(0));
+        }
         upload.finish().await?;
         Ok(Artefact {
             claim: claim.id,
-            sha256: whole.hash.finalize().into(),
+            sha256,
             bytes: whole.bytes,
             messages,
             parts: parts.len() as u64,

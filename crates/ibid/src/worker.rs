@@ -9,10 +9,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::export::{Event, Export, LONGEST_WAIT, Problem, State, Terms, Waiting};
 use crate::ids::JobId;
+use crate::janitor;
 use crate::ledger::{Claim, LedgerError, Offer};
 use crate::segment;
 use crate::time::Time;
-use crate::vault::Key;
 use crate::work::{Tally, WorkError, Worked, Workshop};
 
 /// How a worker takes jobs.
@@ -195,7 +195,10 @@ impl Worker {
         let (event, error) = match worked {
             Ok(Worked::Whole(artefact)) => (Event::Finished { artefact, terms }, None),
             Ok(Worked::Stopped) => (Event::GivenBack, None),
-            Err(WorkError::LeaseLost) => return (None, None),
+            Err(WorkError::LeaseLost) => {
+                self.tidy(claim.export.job_id).await;
+                return (None, None);
+            }
             Err(WorkError::Retry(problem)) => {
                 let retry_at = match self.workshop.ledger.now().await {
                     Ok(now) => now.plus(backoff(claim.export.strikes)),
@@ -231,23 +234,18 @@ impl Worker {
                 None
             }
         };
-        if settled
-            .as_ref()
-            .is_some_and(|export| !export.state.needs_log())
-            && let Err(error) = self.workshop.source.unpin(job).await
-        {
-            tracing::warn!(%job, %error, "the job's pin in the log could not be taken away yet");
-        }
-        if let Some(artefact) = settled.as_ref().and_then(|export| export.artefact.as_ref()) {
-            let keep = Key::Artefact {
-                job,
-                claim: artefact.claim,
-            };
-            if let Err(error) = self.workshop.vault.delete_all_but(job, Some(keep)).await {
-                tracing::warn!(%job, %error, "the parts could not be deleted yet");
-            }
-        }
+        self.tidy(job).await;
         (settled, error)
+    }
+
+    /// Deletes what the ledger does not name: parts that went into the artefact, what an attempt
+    /// wrote that was overtaken, everything of a job that was withdrawn meanwhile.
+    async fn tidy(&self, job: JobId) {
+        let workshop = &self.workshop;
+        let tidied = janitor::tidy(workshop.ledger.as_ref(), &workshop.vault, job).await;
+        if let Err(error) = tidied {
+            tracing::warn!(%job, %error, "what is not needed could not be deleted yet");
+        }
     }
 }
 

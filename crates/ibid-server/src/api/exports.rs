@@ -193,6 +193,18 @@ pub async fn status(
     Ok(response)
 }
 
+/// `DELETE /exports/{id}`: the owner withdraws the export, in any state and as often as it pleases.
+pub async fn withdraw(
+    Shared(app): Shared<Arc<App>>,
+    headers: HeaderMap,
+    id: Result<Path<String>, axum::extract::rejection::PathRejection>,
+) -> Result<Response, Problem> {
+    let user = caller(&app, &headers, Role::User).await?;
+    let withdrawn = app.exporter.withdraw(&user, job_id(id)?).await?;
+    withdrawn.ok_or_else(Problem::no_such_export)?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
 /// The job that a path names; one that cannot be an id is one that does not exist.
 pub(super) fn job_id(
     id: Result<Path<String>, axum::extract::rejection::PathRejection>,

@@ -12,7 +12,7 @@ use serde_json::json;
 use super::{
     Failure, job_id, ledger_failure, load, migrate, open, open_existing, say, unavailable,
 };
-use crate::config::{Database, StoreFlags, escape};
+use crate::config::{Database, Settings, StoreFlags, escape};
 
 /// The longest reason for a revocation, in characters.
 const MAX_REASON_CHARS: usize = 1000;
@@ -50,7 +50,20 @@ enum AdminCommand {
         #[command(flatten)]
         store: StoreFlags,
     },
+    /// Delete what nobody needs: expired artefacts, what killed workers left, old records
+    ///
+    /// Servers and workers do the same by themselves, all of it once an hour.
+    Sweep {
+        /// Print the counts as JSON
+        #[arg(long)]
+        json: bool,
+        #[command(flatten)]
+        store: StoreFlags,
+    },
     /// Let a failed export be tried again, from what is recorded
+    ///
+    /// Also one that is done if its bytes are lost or damaged: they are made again, and only the
+    /// same file is accepted.
     Retry {
         /// Id of the export
         #[arg(value_name = "JOB", value_parser = job_id)]
@@ -165,6 +178,7 @@ pub async fn run(args: AdminArgs) -> Result<(), Failure> {
         AdminCommand::Enable { user, store } => {
             set_account(&existing(&store).await?, &user, true).await
         }
+        AdminCommand::Sweep { json, store } => sweep(&load(&store.flags())?.settings, json).await,
         AdminCommand::Retry { job, store } => retry(&existing(&store).await?, job).await,
         AdminCommand::List(args) => list(&existing(&args.store).await?, args).await,
         AdminCommand::EndLoad { store } => end_load(&existing(&store).await?).await,
@@ -177,9 +191,30 @@ async fn existing(store: &StoreFlags) -> Result<Exporter, Failure> {
     open_existing(&load(&store.flags())?.settings).await
 }
 
+async fn sweep(settings: &Settings, json: bool) -> Result<(), Failure> {
+    let janitor = open_existing(settings).await?.janitor(settings.record);
+    let swept = janitor.sweep_all().await;
+    let swept = swept.map_err(|error| Failure::failed(error.to_string()))?;
+    if json {
+        say(&json!(swept).to_string());
+        return Ok(());
+    }
+    say(&format!(
+        "{} exports expired, {} objects and {} unfinished uploads deleted, {} old records and {} \
+         pins removed",
+        swept.expired, swept.objects, swept.uploads, swept.records, swept.pins
+    ));
+    Ok(())
+}
+
 async fn retry(exporter: &Exporter, job: JobId) -> Result<(), Failure> {
     let retried = exporter.retry(job).await;
-    retried.map_err(|error| ledger_failure(&error, job))?;
+    retried.map_err(|error| match error {
+        LedgerError::Refused(State::Done) => Failure::failed(format!(
+            "the export {job} is done and its bytes are whole, so there is nothing to be made again"
+        )),
+        error => ledger_failure(&error, job),
+    })?;
     say(&format!("{job} is queued again."));
     Ok(())
 }

@@ -15,9 +15,10 @@ use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
 use serde_json::json;
 
-use super::{Failure, say};
+use super::{Failure, say, vault};
 use crate::config::{
-    Config, Database, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags, escape,
+    Artifacts, Config, Database, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags,
+    escape,
 };
 use crate::keys;
 
@@ -145,8 +146,13 @@ fn examine(findings: &mut Findings, settings: &Settings) {
         log(findings, in_log, in_ledger.exports);
         pins(findings, in_ledger, in_log);
     }
-    lost_artefacts(findings, contents.as_ref(), &settings.artifacts);
-    storage(findings, &settings.artifacts);
+    match &settings.artifacts {
+        Artifacts::Folder(folder) => {
+            lost_artefacts(findings, contents.as_ref(), folder);
+            storage(findings, folder);
+        }
+        store @ Artifacts::Store { url, .. } => object_store(findings, url, store),
+    }
     free_space(findings, settings);
     clock(findings, contents.as_ref(), Clock::system().now());
     signing_keys(findings, &settings.signing_keys);
@@ -419,6 +425,39 @@ fn storage(findings: &mut Findings, folder: &Path) {
     }
 }
 
+fn object_store(findings: &mut Findings, url: &str, store: &Artifacts) {
+    const CHECK: &str = "storage";
+    let vault = match vault(store) {
+        Ok(vault) => vault,
+        Err(failure) => {
+            findings.failure(CHECK, failure.message());
+            return;
+        }
+    };
+    // The doctor works on a thread that may block.
+    match tokio::runtime::Handle::current().block_on(vault.probe()) {
+        Ok(true) => findings.ok(
+            CHECK,
+            format!(
+                "{url} gives back what is written to it; let a lifecycle rule of the bucket end \
+                 unfinished uploads after some days, since nobody can list those of a ledger that \
+                 is gone"
+            ),
+        ),
+        Ok(false) => findings.failure(
+            CHECK,
+            format!("{url} gives back other bytes than were written; find out why"),
+        ),
+        Err(error) => findings.failure(
+            CHECK,
+            format!(
+                "{url} cannot be used: {error}; look at its address, its keys and their rights \
+                 (list, get, put, delete)"
+            ),
+        ),
+    }
+}
+
 /// Whether bytes that were written and flushed into `folder` can be read again.
 fn write_and_read(folder: &Path) -> std::io::Result<bool> {
     let written: Vec<u8> = (0..=u8::MAX).cycle().take(64 * 1024).collect();
@@ -440,10 +479,10 @@ fn free_space(findings: &mut Findings, settings: &Settings) {
     const CHECK: &str = "free space";
     let mut devices = Vec::new();
     let files = settings.databases().filter_map(|database| match database {
-        Database::Sqlite(path) => Some(path),
+        Database::Sqlite(path) => Some(path.as_path()),
         Database::Postgres(_) => None,
     });
-    for path in std::iter::once(&settings.artifacts).chain(files) {
+    for path in settings.artifacts.folder().into_iter().chain(files) {
         let Some(place) = existing(path) else {
             continue;
         };

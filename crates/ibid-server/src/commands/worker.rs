@@ -2,7 +2,9 @@
 
 use clap::Args;
 use ibid::export::{State, Terms};
+use ibid::janitor::Janitor;
 use ibid::worker::{AttemptReport, Worker, WorkerTerms};
+use tokio_util::sync::CancellationToken;
 
 use super::{Failure, complain, load, open, say, unavailable};
 use crate::config::{Settings, StoreFlags, WorkFlags};
@@ -60,8 +62,10 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
     if !args.json && !args.until_idle {
         complain("Waiting for exports; end with Ctrl-C.");
     }
+    let janitor = exporter.janitor(settings.record);
     tokio::select! {
         () = exporter.hear_of_jobs() => Ok(()),
+        () = sweeping(&janitor, args.until_idle, &stop) => Ok(()),
         ended = worker.run(&stop) => ended.map_err(|error| unavailable(&error)),
         () = async {
             stop.cancelled().await;
@@ -71,6 +75,14 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
              lease has ended (a longer --drain-seconds avoids that)",
         )),
     }
+}
+
+/// Sweeps beside the work, and never ends by itself: one that is asked to stop waits for the work.
+async fn sweeping(janitor: &Janitor, until_idle: bool, stop: &CancellationToken) {
+    if !until_idle {
+        janitor.run(stop).await;
+    }
+    std::future::pending().await
 }
 
 /// The terms on which a worker of this configuration takes jobs.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fmt;
 
-use super::{ConfigError, Given, Layer, Origin, Written, keys, parse};
+use super::{ConfigError, Given, Layer, Origin, StoreOptions, Written, keys, parse};
 
 const PREFIX: &str = "IBID_";
 
@@ -15,11 +15,17 @@ const TEST_PREFIX: &str = "IBID_TEST_";
 /// client commands take, and what the log shows.
 const OTHERS: [&str; 4] = ["config", "token", "server", "log"];
 
-/// The `IBID_*` variables of a process.
+/// What the variables of object stores begin with.
+const STORE_PREFIXES: [&str; 3] = ["AWS_", "GOOGLE_", "AZURE_"];
+
+/// The `IBID_*` variables of a process, and those of object stores.
 ///
 /// Its `Debug` names the variables alone, since a value may be a secret.
 #[derive(Clone, Default)]
-pub struct Environment(BTreeMap<String, String>);
+pub struct Environment {
+    ours: BTreeMap<String, String>,
+    store: StoreOptions,
+}
 
 impl Environment {
     /// The variables this process was started with.
@@ -39,19 +45,27 @@ impl Environment {
         let mut problems = Vec::new();
         for (name, value) in variables {
             let name = name.to_string_lossy().into_owned();
+            if is_of_a_store(&name) {
+                // One that is not UTF-8 means nothing to a store.
+                environment
+                    .store
+                    .0
+                    .extend(value.into_string().ok().map(|value| (name, value)));
+                continue;
+            }
             if !name.starts_with(PREFIX) {
                 continue;
             }
             match value.into_string() {
                 Ok(value) => {
-                    environment.0.insert(name, value);
+                    environment.ours.insert(name, value);
                 }
                 Err(_) if key(&name).is_some() || is_no_setting(&name) => problems.push(format!(
                     "the environment variable {name} is not UTF-8: set it to text, or unset it"
                 )),
                 // Its name is all that the warning needs.
                 Err(_) => {
-                    environment.0.insert(name, String::new());
+                    environment.ours.insert(name, String::new());
                 }
             }
         }
@@ -64,7 +78,12 @@ impl Environment {
 
     /// The value of the variable `name`, as `IBID_TOKEN`.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str)
+        self.ours.get(name).map(String::as_str)
+    }
+
+    /// The variables by which object stores are reached.
+    pub(super) fn store_options(&self) -> StoreOptions {
+        self.store.clone()
     }
 
     /// The file that `IBID_CONFIG` names.
@@ -78,7 +97,7 @@ impl Environment {
     /// Kubernetes sets `IBID_PORT`, `IBID_SERVICE_HOST` and others for a service named ibid.
     pub(super) fn layer(&self, warnings: &mut Vec<String>) -> Layer {
         let mut layer = Layer::new();
-        for (variable, value) in &self.0 {
+        for (variable, value) in &self.ours {
             if is_no_setting(variable) {
                 continue;
             }
@@ -95,19 +114,30 @@ impl Environment {
     }
 }
 
-/// Takes the pairs whose name starts with `IBID_` and leaves the others.
+/// Takes the pairs whose name starts with `IBID_` or as those of object stores, and leaves the
+/// others.
 impl<K: Into<String>, V: Into<String>> FromIterator<(K, V)> for Environment {
     fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Environment {
-        let pairs = pairs
-            .into_iter()
-            .map(|(name, value)| (name.into(), value.into()));
-        Environment(pairs.filter(|(name, _)| name.starts_with(PREFIX)).collect())
+        let mut environment = Environment::default();
+        for (name, value) in pairs {
+            let (name, value) = (name.into(), value.into());
+            if is_of_a_store(&name) {
+                environment.store.0.insert(name, value);
+            } else if name.starts_with(PREFIX) {
+                environment.ours.insert(name, value);
+            }
+        }
+        environment
     }
+}
+
+fn is_of_a_store(name: &str) -> bool {
+    STORE_PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 impl fmt::Debug for Environment {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+        f.debug_set().entries(self.ours.keys()).finish()
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::parse::{self, MIB, limit, redacted, whole};
-use super::{Database, Reading};
+use super::{Artifacts, Database, Reading};
 
 use Fallback::{Cores, InData, Nothing, Text};
 
@@ -115,9 +115,9 @@ settings! {
         default: Nothing, form: Text, secret: false, parse: parse::source,
     }
 
-    /// Folder of the artefacts, as file:PATH
-    artifacts: PathBuf = artifacts {
-        default: InData("file:", "artifacts"), form: Text, secret: false, parse: parse::folder,
+    /// Artefacts: file:PATH, or s3://BUCKET/PREFIX, gs://, az:// with their variables (AWS_* ...)
+    artifacts: Artifacts = artifacts {
+        default: InData("file:", "artifacts"), form: Text, secret: false, parse: parse::artifacts,
     }
 
     /// Jobs at a time in this process; 0 leaves them to other processes

@@ -1,7 +1,9 @@
 //! From text to values. Every reason says what a value must be, and none repeats
 //! the value: it may hold a password, and the caller shows it as far as it may.
 
-use super::Database;
+use ibid::vault::is_object_store;
+
+use super::{Artifacts, Database, StoreOptions};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -106,17 +108,26 @@ pub(super) fn source(text: &str) -> Result<Option<Database>, String> {
     database(text).map(Some)
 }
 
-/// The path of `file:PATH`.
-pub(super) fn folder(text: &str) -> Result<PathBuf, String> {
-    let form = "it must be file:PATH with the path of a folder, as file:/srv/ibid/artifacts";
+/// `file:PATH` or the address of an object store.
+pub(super) fn artifacts(text: &str) -> Result<Artifacts, String> {
+    let form = "it must be file:PATH with the path of a folder, as file:/srv/ibid/artifacts, or \
+                s3://BUCKET/PREFIX (gs://, az://)";
     if is_url(text, &["s3", "gs", "az"]) {
-        return Err(format!("this version keeps artefacts only on disk; {form}"));
+        if !is_object_store(text) {
+            return Err(format!(
+                "{form} of plain names; the keys to it stand in the environment"
+            ));
+        }
+        let (url, options) = (text.to_owned(), StoreOptions::default());
+        return Ok(Artifacts::Store { url, options });
     }
     let path_text = text.strip_prefix("file:").ok_or(form)?;
     if path_text.starts_with("//") {
         return Err(format!("{form}, without // before the path"));
     }
-    path(path_text).map_err(|_| form.to_owned())
+    path(path_text)
+        .map(Artifacts::Folder)
+        .map_err(|_| form.to_owned())
 }
 
 fn is_url(text: &str, schemes: &[&str]) -> bool {

@@ -107,7 +107,7 @@ fn every_default_is_that_of_the_contract() {
         public_url: None,
         database: sqlite("./ibid-data/ibid.db"),
         source: None,
-        artifacts: PathBuf::from("./ibid-data/artifacts"),
+        artifacts: Artifacts::Folder(PathBuf::from("./ibid-data/artifacts")),
         workers: 1,
         render_threads: cores,
         part_bytes: 1_048_576,
@@ -209,14 +209,20 @@ fn every_key_can_be_given_by_each_source() {
 fn paths_that_are_not_given_follow_the_data_folder() {
     let settings = flag("data", "/srv/ibid/").settings();
     assert_eq!(settings.database, sqlite("/srv/ibid/ibid.db"));
-    assert_eq!(settings.artifacts, Path::new("/srv/ibid/artifacts"));
+    assert_eq!(
+        settings.artifacts.folder(),
+        Some(Path::new("/srv/ibid/artifacts"))
+    );
     assert_eq!(settings.signing_keys, Path::new("/srv/ibid/keys"));
 
     let settings = flag("data", "some/where")
         .flag("database", "sqlite:other.db")
         .settings();
     assert_eq!(settings.database, sqlite("other.db"));
-    assert_eq!(settings.artifacts, Path::new("some/where/artifacts"));
+    assert_eq!(
+        settings.artifacts.folder(),
+        Some(Path::new("some/where/artifacts"))
+    );
 }
 
 #[test]

@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use ibid::cut::CutRule;
 use ibid::export::Terms;
-use ibid::exporter::{Database, ExportTerms, Exporter};
+use ibid::exporter::{Database, Databases, ExportTerms, Exporter};
 use ibid::ids::UserId;
 use ibid::import::Manner;
 use ibid::ledger::{NewToken, Role};
 use ibid::limits::Limits;
 use ibid::time::{Clock, Time};
 use ibid::token::FreshToken;
+use ibid::vault::Vault;
 use ibid::worker::{Worker, WorkerTerms};
 use ibid_server::api::App;
 use ibid_server::keys::KeyStore;
@@ -79,15 +80,14 @@ impl Server {
             },
             link_life: Duration::from_secs(300),
         };
-        let exporter = Exporter::open(
-            &Database::Sqlite(folder.path().join("ibid.db")),
-            None,
-            &folder.path().join("artifacts"),
-            clock.clone(),
+        let database = Database::Sqlite(folder.path().join("ibid.db"));
+        let databases = Databases::open(&database, None, clock.clone()).await;
+        let vault = Vault::in_folder(&folder.path().join("artifacts"));
+        let exporter = Exporter::on(
+            databases.expect("a database"),
+            vault.expect("a vault"),
             terms,
-        )
-        .await
-        .expect("an exporter");
+        );
         let keys = KeyStore::open_or_create(&folder.path().join("keys"), clock.now())
             .expect("signing keys");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

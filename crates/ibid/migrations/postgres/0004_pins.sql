@@ -1,6 +1,6 @@
--- Snapshots that jobs not yet over were created from. The rows belong to the log, not to the
--- ledger: a log that went back to an older state has lost them together with its last entries.
--- A failed job keeps its pin, because it can be tried again.
+-- Snapshots that jobs were created from. The rows belong to the log, not to the ledger: a log that
+-- went back to an older state has lost them together with its last entries. A job keeps its pin
+-- until it is over: one that failed can be tried again, and one that is done if its bytes are lost.
 
 CREATE TABLE ibid.pin (
     job_id    text COLLATE "C" PRIMARY KEY,
@@ -9,4 +9,4 @@ CREATE TABLE ibid.pin (
 );
 
 INSERT INTO ibid.pin (job_id, snapshot)
-SELECT job_id, snapshot FROM ibid.export WHERE state IN ('queued', 'running', 'failed');
+SELECT job_id, snapshot FROM ibid.export WHERE state IN ('queued', 'running', 'done', 'failed');

@@ -19,12 +19,12 @@ use tokio_postgres::error::SqlState;
 use self::claim::{claim, part_done};
 use self::create::{create, replay, windows_of};
 use self::rows::{
-    bytes, found_of, get, int, ints, load, part_of, select_found, store, text, texts, unreadable,
-    user_id,
+    COLUMNS, bytes, claim_id, export_of, found_of, get, int, ints, job_id, load, part_of,
+    select_found, store, text, texts, unreadable, user_id,
 };
 use super::{
-    Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger, LedgerError, NewExport,
-    NewToken, Offer, Part, Role, Token,
+    AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
+    LedgerError, NewExport, NewToken, Offer, Part, Role, Token,
 };
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
@@ -220,6 +220,147 @@ impl Ledger for PostgresLedger {
         durable(&tx).await?;
         tx.commit().await?;
         Ok((export, change))
+    }
+
+    async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError> {
+        let client = self.pg.get().await?;
+        let noted = client
+            .execute_typed(
+                "INSERT INTO ibid.upload (job_id, claim, upload_id)
+                 SELECT job_id, claim, $3 FROM ibid.export
+                 WHERE job_id = $1 AND claim = $2 AND state = 'running' FOR UPDATE",
+                &[text(&job.to_string()), text(&claim.to_string()), text(&id)],
+            )
+            .await?;
+        if noted == 0 {
+            return Err(LedgerError::LeaseLost);
+        }
+        Ok(())
+    }
+
+    async fn abandoned_uploads(
+        &self,
+        job: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        let client = self.pg.get().await?;
+        let rows = client
+            .query_typed(
+                "SELECT job_id, claim, upload_id FROM ibid.upload
+                 WHERE ($1 IS NULL OR job_id = $1)
+                   AND NOT EXISTS (SELECT FROM ibid.export
+                                   WHERE export.job_id = upload.job_id
+                                     AND export.claim = upload.claim)
+                 ORDER BY job_id, upload_id LIMIT $2",
+                &[
+                    text(&job.map(|job| job.to_string())),
+                    int(&i64::from(limit)),
+                ],
+            )
+            .await?;
+        let uploads = rows.iter().map(|row| {
+            Ok(AbandonedUpload {
+                job_id: job_id(get(row, "job_id")?)?,
+                claim: claim_id("claim", get(row, "claim")?)?,
+                id: get(row, "upload_id")?,
+            })
+        });
+        uploads.collect()
+    }
+
+    async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError> {
+        let client = self.pg.get().await?;
+        client
+            .execute_typed(
+                "DELETE FROM ibid.upload WHERE job_id = $1 AND upload_id = $2",
+                &[text(&job.to_string()), text(&id)],
+            )
+            .await?;
+        Ok(())
+    }
+
+    async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
+        let mut client = self.pg.get().await?;
+        let tx = begin(&mut client).await?;
+        let now = now(&*tx, &self.clock).await?;
+        // Several may sweep at once; each takes jobs at which nobody else is.
+        let sql = format!(
+            "SELECT {COLUMNS} FROM ibid.export
+             WHERE state IN ('done', 'failed') AND expires_at <= $1
+             ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED"
+        );
+        let rows = tx
+            .query_typed(&sql, &[int(&now.micros()), int(&i64::from(limit))])
+            .await?;
+        let mut expired = Vec::new();
+        for row in &rows {
+            let mut export = export_of(row)?;
+            if export.on(Event::Expired, now).is_ok() {
+                store(&tx, &export).await?;
+                expired.push(export.job_id);
+            }
+        }
+        tx.commit().await?;
+        Ok(expired)
+    }
+
+    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        let client = self.pg.get().await?;
+        let rows = client
+            .query_typed(
+                "SELECT job_id, coalesce(revoked_at, expires_at, created_at) AS since
+                 FROM ibid.export WHERE purging AND NOT purged ORDER BY job_id LIMIT $1",
+                &[int(&i64::from(limit))],
+            )
+            .await?;
+        let purges = rows.iter().map(|row| {
+            let job = job_id(get(row, "job_id")?)?;
+            Ok((job, Time::from_micros(get(row, "since")?)))
+        });
+        purges.collect()
+    }
+
+    async fn purged(&self, job: JobId) -> Result<(), LedgerError> {
+        let client = self.pg.get().await?;
+        client
+            .execute_typed(
+                "UPDATE ibid.export SET purged = true WHERE job_id = $1 AND purging",
+                &[text(&job.to_string())],
+            )
+            .await?;
+        Ok(())
+    }
+
+    async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
+        let mut client = self.pg.get().await?;
+        let tx = begin(&mut client).await?;
+        let before = now(&*tx, &self.clock).await?.minus(record).micros();
+        let rows = tx
+            .query_typed(
+                "SELECT job_id FROM ibid.export
+                 WHERE created_at <= $1 AND state IN ('expired', 'revoked')
+                 ORDER BY created_at, job_id LIMIT $2 FOR UPDATE SKIP LOCKED",
+                &[int(&before), int(&i64::from(limit))],
+            )
+            .await?;
+        let jobs: Vec<String> = rows
+            .iter()
+            .map(|row| get(row, "job_id"))
+            .collect::<Result<_, _>>()?;
+        for table in ["part", "export_stay", "download", "pin", "export"] {
+            let sql = format!("DELETE FROM ibid.{table} WHERE job_id = ANY ($1)");
+            tx.execute_typed(&sql, &[texts(&jobs)]).await?;
+        }
+        tx.commit().await?;
+        Ok(jobs.len() as u64)
+    }
+
+    async fn identity(&self) -> Result<String, LedgerError> {
+        let client = self.pg.get().await?;
+        let row = client
+            .query_typed_one("SELECT uuid FROM ibid.ledger_identity", &[])
+            .await?;
+        get(&row, "uuid")
     }
 
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {

@@ -11,10 +11,12 @@ use rusqlite::{Transaction, params};
 
 use self::claim::{claim, next_job, part_done};
 use self::create::{create, replay, windows};
-use self::rows::{COLUMNS, count, export_of, load, part_of, store, unreadable, user_id};
+use self::rows::{
+    COLUMNS, claim_id, count, export_of, job_id, load, part_of, store, unreadable, user_id,
+};
 use super::{
-    Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger, LedgerError, NewExport,
-    NewToken, Offer, Part, Role, Token,
+    AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
+    LedgerError, NewExport, NewToken, Offer, Part, Role, Token,
 };
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
@@ -216,6 +218,171 @@ impl Ledger for SqliteLedger {
                     .map_err(|refused| LedgerError::Refused(refused.state))?;
                 store(tx, &export)?;
                 Ok((export, change))
+            })
+            .await
+    }
+
+    async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError> {
+        let id = id.to_owned();
+        self.db
+            .write(move |tx| {
+                let noted = tx
+                    .prepare_cached(
+                        "INSERT INTO upload (job_id, claim, upload_id)
+                         SELECT job_id, claim, ?3 FROM export
+                         WHERE job_id = ?1 AND claim = ?2 AND state = 'running'",
+                    )?
+                    .execute(params![job.to_string(), claim.to_string(), id])?;
+                if noted == 0 {
+                    return Err(LedgerError::LeaseLost);
+                }
+                Ok(())
+            })
+            .await
+    }
+
+    async fn abandoned_uploads(
+        &self,
+        job: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        self.db
+            .read(move |tx| {
+                let mut statement = tx.prepare_cached(
+                    "SELECT job_id, claim, upload_id FROM upload
+                     WHERE (?1 IS NULL OR job_id = ?1)
+                       AND NOT EXISTS (SELECT 1 FROM export
+                                       WHERE export.job_id = upload.job_id
+                                         AND export.claim = upload.claim)
+                     ORDER BY job_id, upload_id LIMIT ?2",
+                )?;
+                let mut rows = statement.query(params![job.map(|job| job.to_string()), limit])?;
+                let mut uploads = Vec::new();
+                while let Some(row) = rows.next()? {
+                    uploads.push(AbandonedUpload {
+                        job_id: job_id(&row.get::<_, String>(0)?)?,
+                        claim: claim_id("claim", &row.get::<_, String>(1)?)?,
+                        id: row.get(2)?,
+                    });
+                }
+                Ok(uploads)
+            })
+            .await
+    }
+
+    async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError> {
+        let id = id.to_owned();
+        self.db
+            .write(move |tx| {
+                tx.prepare_cached("DELETE FROM upload WHERE job_id = ?1 AND upload_id = ?2")?
+                    .execute(params![job.to_string(), id])?;
+                Ok(())
+            })
+            .await
+    }
+
+    async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
+        let clock = self.clock.clone();
+        let now = clock.now();
+        let due = self
+            .db
+            .read(move |tx| {
+                let mut statement = tx.prepare_cached(
+                    "SELECT job_id FROM export
+                     WHERE state IN ('done', 'failed') AND expires_at <= ?1
+                     ORDER BY expires_at LIMIT ?2",
+                )?;
+                let mut rows = statement.query(params![now.micros(), limit])?;
+                let mut due = Vec::new();
+                while let Some(row) = rows.next()? {
+                    due.push(job_id(&row.get::<_, String>(0)?)?);
+                }
+                Ok::<_, LedgerError>(due)
+            })
+            .await?;
+        if due.is_empty() {
+            return Ok(due);
+        }
+        self.db
+            .write(move |tx| {
+                let mut expired = Vec::new();
+                for job in due {
+                    let Some(mut export) = load(tx, job)? else {
+                        continue;
+                    };
+                    if export.state_at(now) == State::Expired
+                        && export.on(Event::Expired, now).is_ok()
+                    {
+                        store(tx, &export)?;
+                        expired.push(job);
+                    }
+                }
+                Ok(expired)
+            })
+            .await
+    }
+
+    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        self.db
+            .read(move |tx| {
+                let mut statement = tx.prepare_cached(
+                    "SELECT job_id, coalesce(revoked_at, expires_at, created_at) FROM export
+                     WHERE purging = 1 AND purged = 0 ORDER BY job_id LIMIT ?1",
+                )?;
+                let mut rows = statement.query([limit])?;
+                let mut purges = Vec::new();
+                while let Some(row) = rows.next()? {
+                    let job = job_id(&row.get::<_, String>(0)?)?;
+                    purges.push((job, Time::from_micros(row.get(1)?)));
+                }
+                Ok(purges)
+            })
+            .await
+    }
+
+    async fn purged(&self, job: JobId) -> Result<(), LedgerError> {
+        self.db
+            .write(move |tx| {
+                tx.prepare_cached(
+                    "UPDATE export SET purged = 1 WHERE job_id = ?1 AND purging = 1",
+                )?
+                .execute([job.to_string()])?;
+                Ok(())
+            })
+            .await
+    }
+
+    async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
+        let before = self.clock.now().minus(record).micros();
+        self.db
+            .write(move |tx| {
+                let mut statement = tx.prepare_cached(
+                    "SELECT job_id FROM export
+                     WHERE created_at <= ?1 AND state IN ('expired', 'revoked')
+                     ORDER BY created_at LIMIT ?2",
+                )?;
+                let mut rows = statement.query(params![before, limit])?;
+                let mut forgotten = 0;
+                while let Some(row) = rows.next()? {
+                    let job: String = row.get(0)?;
+                    for table in ["part", "export_stay", "download", "pin", "export"] {
+                        tx.prepare_cached(&format!("DELETE FROM {table} WHERE job_id = ?1"))?
+                            .execute([&job])?;
+                    }
+                    forgotten += 1;
+                }
+                Ok(forgotten)
+            })
+            .await
+    }
+
+    async fn identity(&self) -> Result<String, LedgerError> {
+        self.db
+            .read(|tx| {
+                let identity = tx
+                    .prepare_cached("SELECT uuid FROM ledger_identity")?
+                    .query_row([], |row| row.get(0))?;
+                Ok(identity)
             })
             .await
     }

@@ -120,6 +120,35 @@ impl Source for PostgresSource {
         Ok(is_snapshot(row.try_get(0)?, snapshot))
     }
 
+    async fn pins(
+        &self,
+        age: Duration,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<JobId>, SourceError> {
+        let client = self.pg.get().await?;
+        let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+        let after = after.map_or_else(String::new, |job| job.to_string());
+        let rows = client
+            .query_typed(
+                "SELECT job_id FROM ibid.pin
+                 WHERE pinned_at <= extract(epoch FROM clock_timestamp()) * 1000000 - $1
+                   AND job_id > $2
+                 ORDER BY job_id LIMIT $3",
+                &[
+                    (&age, Type::INT8),
+                    (&after, Type::TEXT),
+                    (&i64::from(limit), Type::INT8),
+                ],
+            )
+            .await?;
+        let mut jobs = Vec::new();
+        for row in &rows {
+            jobs.extend(JobId::parse(row.try_get(0)?));
+        }
+        Ok(jobs)
+    }
+
     async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
         let client = self.pg.get().await?;
         client

@@ -5,6 +5,7 @@ mod append;
 mod read;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension as _, Transaction, params};
@@ -86,6 +87,31 @@ impl Source for SqliteSource {
                     .query_row([job.to_string()], |row| row.get(0))
                     .optional()?;
                 Ok(text.is_some_and(|text| is_snapshot(&text, &snapshot)))
+            })
+            .await
+    }
+
+    async fn pins(
+        &self,
+        age: Duration,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<JobId>, SourceError> {
+        self.db
+            .read(move |tx| {
+                let mut statement = tx.prepare_cached(
+                    "SELECT job_id FROM pin
+                     WHERE pinned_at <= unixepoch('subsec') * 1000000 - ?1 AND job_id > ?2
+                     ORDER BY job_id LIMIT ?3",
+                )?;
+                let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
+                let after = after.map_or_else(String::new, |job| job.to_string());
+                let mut rows = statement.query(params![age, after, limit])?;
+                let mut jobs = Vec::new();
+                while let Some(row) = rows.next()? {
+                    jobs.extend(JobId::parse(&row.get::<_, String>(0)?));
+                }
+                Ok(jobs)
             })
             .await
     }

@@ -103,6 +103,7 @@ async fn bytes_that_end_early_end_with_an_error(on: &On) {
         .exporter
         .vault
         .folder()
+        .unwrap()
         .join(served.job.to_string());
     let path = path.join(&served.home.kept(served.job)[0]);
     std::fs::write(path, &file[..50]).unwrap();
@@ -213,7 +214,12 @@ async fn an_export_expires_at_its_moment_though_nobody_swept(on: &On) {
 async fn what_is_not_ready_or_lost_is_told_apart(on: &On) {
     let served = served(on).await;
     let home = &served.home;
-    let path = home.exporter.vault.folder().join(served.job.to_string());
+    let path = home
+        .exporter
+        .vault
+        .folder()
+        .unwrap()
+        .join(served.job.to_string());
     let path = path.join(&home.kept(served.job)[0]);
     let file = std::fs::read(&path).unwrap();
     for damaged in [

@@ -53,10 +53,15 @@ async fn an_import_that_failed_or_was_killed_between_batches_goes_on_and_nothing
         let home = Installation::new();
         let reached = Arc::new(AtomicBool::new(false));
         let seen = Arc::clone(&reached);
+        let interruption = then.clone();
         let source = InterruptedSource::at_batch(&home.exporter.source, move |batch| {
             let last = batch == batches;
             seen.store(last, Ordering::SeqCst);
-            if last { then } else { Then::Answer }
+            if last {
+                interruption.clone()
+            } else {
+                Then::Answer
+            }
         });
         let import = tokio::spawn(async move { import_into(&source, &big_file(), false).await.0 });
         until("the import is interrupted", async || {
@@ -64,7 +69,7 @@ async fn an_import_that_failed_or_was_killed_between_batches_goes_on_and_nothing
         })
         .await;
         match then {
-            Then::Hang => import.abort(),
+            Then::Hang | Then::Wait(_) => import.abort(),
             Then::Fail | Then::GoneBad | Then::Answer => {
                 let failed = import.await.unwrap();
                 assert!(matches!(failed, Err(ImportError::Source(_))), "{failed:?}");

@@ -13,10 +13,11 @@ use ibid::export::{Artefact, State, Terms};
 use ibid::exporter::{ExportTerms, Exporter};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::import::{ImportError, Manner, Note, Report, import};
+use ibid::janitor::Janitor;
 use ibid::key::IdempotencyKey;
 use ibid::ledger::postgres::PostgresLedger;
 use ibid::ledger::sqlite::SqliteLedger;
-use ibid::ledger::{CreateError, Created, Found, Ledger, Offer, Part};
+use ibid::ledger::{Claim, CreateError, Created, Found, Ledger, Offer, Part};
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
@@ -301,6 +302,16 @@ impl Installation {
         }
     }
 
+    /// One who keeps records for 90 days.
+    pub fn janitor(&self) -> Janitor {
+        self.exporter.janitor(Duration::from_secs(90 * 86_400))
+    }
+
+    /// Claims the next job, as a worker does.
+    pub async fn claim(&self) -> Option<Claim> {
+        self.exporter.ledger.claim(offer(0)).await.unwrap()
+    }
+
     /// Works until there is nothing left to do.
     pub async fn work(&self) -> Vec<AttemptReport> {
         work(self.exporter.workshop(2, None), UNTIL_IDLE).await
@@ -354,12 +365,12 @@ impl Installation {
     /// Where the bytes of a part are.
     pub fn part_file(&self, job: JobId, part: &Part) -> PathBuf {
         let name = format!("{job}/{}/part-{:06}", part.claim, part.number);
-        self.exporter.vault.folder().join(name)
+        self.exporter.vault.folder().unwrap().join(name)
     }
 
     /// Everything that the vault keeps of a job, as paths below the job.
     pub fn kept(&self, job: JobId) -> Vec<String> {
-        let folder = self.exporter.vault.folder().join(job.to_string());
+        let folder = self.exporter.vault.folder().unwrap().join(job.to_string());
         let mut kept = Vec::new();
         let claims = std::fs::read_dir(folder).into_iter().flatten();
         for claim in claims.map(|entry| entry.unwrap().path()) {

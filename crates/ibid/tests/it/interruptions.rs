@@ -9,17 +9,18 @@ use ibid::append::{Names, Outcome};
 use ibid::export::{Change, Event, Export};
 use ibid::ids::{ClaimId, ConvId, JobId, UserId};
 use ibid::ledger::{
-    Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger, LedgerError, NewExport,
-    NewToken, Offer, Part, Token,
+    AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
+    LedgerError, NewExport, NewToken, Offer, Part, Token,
 };
 use ibid::limits::Limits;
 use ibid::scope::Scope;
 use ibid::snapshot::Snapshot;
 use ibid::source::{Batch, Imported, Page, Place, Sight, Source, SourceError, TakeError, Windows};
 use ibid::time::Time;
+use tokio::sync::Notify;
 
 /// What a call comes to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Then {
     Answer,
     /// As a database that is gone for a moment.
@@ -28,6 +29,8 @@ pub enum Then {
     Hang,
     /// As a log that somebody has changed.
     GoneBad,
+    /// An answer, once somebody has said that it may come.
+    Wait(Arc<Notify>),
 }
 
 type Decide<T> = Box<dyn Fn(T) -> Then + Send + Sync>;
@@ -37,6 +40,10 @@ async fn act(then: Then) -> Result<(), String> {
         Then::Answer => Ok(()),
         Then::Fail | Then::GoneBad => Err("gone for a moment".to_owned()),
         Then::Hang => std::future::pending().await,
+        Then::Wait(until) => {
+            until.notified().await;
+            Ok(())
+        }
     }
 }
 
@@ -107,6 +114,15 @@ impl Source for InterruptedSource {
 
     async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
         self.source.pinned(job, snapshot).await
+    }
+
+    async fn pins(
+        &self,
+        age: Duration,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<JobId>, SourceError> {
+        self.source.pins(age, after, limit).await
     }
 
     async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
@@ -254,6 +270,42 @@ impl Ledger for InterruptedLedger {
 
     async fn decide(&self, job: JobId, event: Event) -> Result<(Export, Change), LedgerError> {
         self.ledger.decide(job, event).await
+    }
+
+    async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError> {
+        self.ledger.upload_begun(job, claim, id).await
+    }
+
+    async fn abandoned_uploads(
+        &self,
+        job: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        self.ledger.abandoned_uploads(job, limit).await
+    }
+
+    async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError> {
+        self.ledger.upload_ended(job, id).await
+    }
+
+    async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
+        self.ledger.expire(limit).await
+    }
+
+    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        self.ledger.purges(limit).await
+    }
+
+    async fn purged(&self, job: JobId) -> Result<(), LedgerError> {
+        self.ledger.purged(job).await
+    }
+
+    async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
+        self.ledger.forget(record, limit).await
+    }
+
+    async fn identity(&self) -> Result<String, LedgerError> {
+        self.ledger.identity().await
     }
 
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {

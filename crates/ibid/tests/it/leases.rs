@@ -40,10 +40,6 @@ on_both! {
     a_worker_that_is_told_to_stop_before_it_did_anything_counts_no_attempt,
 }
 
-async fn claim(home: &Installation) -> Option<Claim> {
-    home.exporter.ledger.claim(offer(0)).await.unwrap()
-}
-
 fn part(claim: &Claim, number: u64) -> Part {
     Part {
         number,
@@ -88,22 +84,22 @@ async fn one_job(on: &On) -> (Installation, JobId) {
 
 async fn a_job_is_held_by_one_worker_until_its_lease_ends(on: &On) {
     let (home, job) = one_job(on).await;
-    let first = claim(&home).await.unwrap();
+    let first = home.claim().await.unwrap();
     assert_eq!(
         (first.export.job_id, first.export.state),
         (job, State::Running)
     );
     home.clock.advance(LEASE - Duration::from_micros(1));
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     home.clock.advance(Duration::from_micros(1));
-    let second = claim(&home).await.unwrap();
+    let second = home.claim().await.unwrap();
     assert_eq!((second.export.job_id, second.export.attempts), (job, 2));
     assert_ne!(second.id, first.id);
 }
 
 async fn a_renewed_lease_lasts_from_its_renewal_on(on: &On) {
     let (home, job) = one_job(on).await;
-    let first = claim(&home).await.unwrap();
+    let first = home.claim().await.unwrap();
     home.clock.advance(LEASE / 2);
     home.exporter
         .ledger
@@ -111,17 +107,17 @@ async fn a_renewed_lease_lasts_from_its_renewal_on(on: &On) {
         .await
         .unwrap();
     home.clock.advance(LEASE / 2);
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     home.clock.advance(LEASE / 2);
-    assert!(claim(&home).await.is_some());
+    assert!(home.claim().await.is_some());
 }
 
 async fn whoever_lost_the_lease_can_write_nothing_any_more(on: &On) {
     let (home, job) = one_job(on).await;
     let ledger = &home.exporter.ledger;
-    let old = claim(&home).await.unwrap();
+    let old = home.claim().await.unwrap();
     home.clock.advance(LEASE);
-    let new = claim(&home).await.unwrap();
+    let new = home.claim().await.unwrap();
 
     let before = export(&home, job).await;
     let lost = |result: Result<(), LedgerError>| {
@@ -152,10 +148,10 @@ async fn whoever_lost_the_lease_can_write_nothing_any_more(on: &On) {
 async fn a_part_is_recorded_once_and_only_with_one_digest(on: &On) {
     let (home, job) = one_job(on).await;
     let ledger = &home.exporter.ledger;
-    let first = claim(&home).await.unwrap();
+    let first = home.claim().await.unwrap();
     ledger.part_done(job, part(&first, 0)).await.unwrap();
     home.clock.advance(LEASE);
-    let second = claim(&home).await.unwrap();
+    let second = home.claim().await.unwrap();
     ledger.part_done(job, part(&second, 0)).await.unwrap();
     assert_eq!(home.parts(job).await, [part(&second, 0)]);
     let other = Part {
@@ -173,10 +169,10 @@ async fn a_part_is_recorded_once_and_only_with_one_digest(on: &On) {
 async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retried(on: &On) {
     let (home, job) = one_job(on).await;
     for attempt in 1..=TERMS.max_attempts {
-        assert_eq!(claim(&home).await.unwrap().export.attempts, attempt);
+        assert_eq!(home.claim().await.unwrap().export.attempts, attempt);
         home.clock.advance(LEASE);
     }
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     assert_eq!(home.failure(job).await, "worker-lost");
 
     home.exporter
@@ -185,7 +181,7 @@ async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retr
         .await
         .unwrap();
     // A retry begins to count anew.
-    claim(&home).await.unwrap();
+    home.claim().await.unwrap();
     home.clock.advance(LEASE);
     home.work().await;
     assert_eq!(home.artefact(job).await.messages, 10);
@@ -194,7 +190,7 @@ async fn a_job_whose_workers_vanish_fails_after_so_many_attempts_and_can_be_retr
 async fn attempts_that_recorded_a_new_part_do_not_count(on: &On) {
     let (home, job) = one_job(on).await;
     for number in 0..2 * u64::from(TERMS.max_attempts) {
-        let claim = claim(&home).await.unwrap();
+        let claim = home.claim().await.unwrap();
         home.exporter
             .ledger
             .part_done(job, part(&claim, number))
@@ -204,7 +200,7 @@ async fn attempts_that_recorded_a_new_part_do_not_count(on: &On) {
     }
     for _ in 0..TERMS.max_attempts {
         // Recording what is recorded already is no progress.
-        let claim = claim(&home).await.unwrap();
+        let claim = home.claim().await.unwrap();
         home.exporter
             .ledger
             .part_done(job, part(&claim, 0))
@@ -213,14 +209,14 @@ async fn attempts_that_recorded_a_new_part_do_not_count(on: &On) {
         assert_eq!(home.state(job).await, State::Running);
         home.clock.advance(LEASE);
     }
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     assert_eq!(home.failure(job).await, "worker-lost");
 }
 
 async fn leases_given_back_do_not_count_and_the_job_is_due_at_once(on: &On) {
     let (home, job) = one_job(on).await;
     for _ in 0..2 * TERMS.max_attempts {
-        let claim = claim(&home).await.unwrap();
+        let claim = home.claim().await.unwrap();
         let settled = home
             .exporter
             .ledger
@@ -228,7 +224,7 @@ async fn leases_given_back_do_not_count_and_the_job_is_due_at_once(on: &On) {
             .await;
         assert_eq!(settled.unwrap().strikes, 0);
     }
-    assert!(claim(&home).await.is_some());
+    assert!(home.claim().await.is_some());
 }
 
 async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due(on: &On) {
@@ -243,7 +239,7 @@ async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due(on: &On) {
         retry_at,
         terms: TERMS,
     };
-    let held = claim(&home).await.unwrap();
+    let held = home.claim().await.unwrap();
     home.exporter
         .ledger
         .settle(job, held.id, faltered)
@@ -256,7 +252,7 @@ async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due(on: &On) {
     );
     home.clock
         .advance(Duration::from_secs(8) - Duration::from_micros(1));
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     home.clock.advance(Duration::from_micros(1));
     home.work().await;
     let export = export(&home, job).await;
@@ -265,7 +261,7 @@ async fn a_job_that_faltered_waits_with_its_reason_until_it_is_due(on: &On) {
 
 async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
     let (home, job) = one_job(on).await;
-    claim(&home).await.unwrap();
+    home.claim().await.unwrap();
     let ahead_by = async |micros: i64| {
         let renewed_at = home.clock.now().micros() + micros;
         let until = renewed_at + LEASE.as_micros() as i64;
@@ -273,9 +269,9 @@ async fn a_lease_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
         home.change(&set).await;
     };
     ahead_by(LEASE.as_micros() as i64).await;
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     ahead_by(LEASE.as_micros() as i64 + 1).await;
-    assert_eq!(claim(&home).await.unwrap().export.job_id, job);
+    assert_eq!(home.claim().await.unwrap().export.job_id, job);
 }
 
 async fn a_job_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
@@ -286,9 +282,9 @@ async fn a_job_of_a_clock_that_was_far_ahead_is_not_waited_for(on: &On) {
             .await;
     };
     due_in(60_000_000).await;
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     due_in(60_000_001).await;
-    assert_eq!(claim(&home).await.unwrap().export.job_id, job);
+    assert_eq!(home.claim().await.unwrap().export.job_id, job);
 }
 
 async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_one(on: &On) {
@@ -298,11 +294,11 @@ async fn a_longer_lease_is_not_taken_away_by_a_worker_that_asks_for_a_shorter_on
         ..offer(0)
     };
     home.exporter.ledger.claim(long).await.unwrap().unwrap();
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     home.clock.advance(LEASE * 10 - Duration::from_micros(1));
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
     home.clock.advance(Duration::from_micros(1));
-    assert!(claim(&home).await.is_some());
+    assert!(home.claim().await.is_some());
 }
 
 async fn the_user_who_was_served_longest_ago_is_next(on: &On) {
@@ -322,7 +318,7 @@ async fn the_user_who_was_served_longest_ago_is_next(on: &On) {
     let mut oldest = std::collections::HashMap::new();
     loop {
         home.clock.advance(Duration::from_millis(1));
-        let Some(claim) = claim(&home).await else {
+        let Some(claim) = home.claim().await else {
             break;
         };
         let user = claim.export.user.to_string();

@@ -25,6 +25,7 @@ mod same_bytes;
 mod sample;
 mod shared;
 mod structure;
+mod sweeping;
 mod tampering;
 mod verifying;
 mod visibility;

@@ -8,7 +8,7 @@ use futures::StreamExt as _;
 use ibid::export::{Event, RevokedBy, State};
 use ibid::ids::UserId;
 use ibid::ledger::postgres::PostgresLedger;
-use ibid::ledger::{Claim, CreateError, Created, Ledger, LedgerError};
+use ibid::ledger::{CreateError, Created, Ledger, LedgerError};
 use ibid::limits::Limits;
 use ibid::time::{Clock, Time};
 use tokio_postgres::{AsyncMessage, NoTls};
@@ -38,10 +38,6 @@ async fn with_chat(on: &On) -> Installation {
     home.import(&chat(3)).await;
     home.import(&[join("c", "eve")]).await;
     home
-}
-
-async fn claim(home: &Installation) -> Option<Claim> {
-    home.exporter.ledger.claim(offer(0)).await.unwrap()
 }
 
 async fn an_artefact_is_the_same_on_both_databases_and_what_the_reference_says(on: &On) {
@@ -252,9 +248,9 @@ async fn a_user_at_whom_somebody_is_comes_later_and_is_waited_for_if_there_is_no
     let busy = client.transaction().await.unwrap();
     let lock = "SELECT 1 FROM ibid.served WHERE user_id = 'ann' FOR UPDATE";
     busy.batch_execute(lock).await.unwrap();
-    assert_eq!(claim(&home).await.unwrap().export.job_id, eves);
+    assert_eq!(home.claim().await.unwrap().export.job_id, eves);
     // Not for long: another user's job may come meanwhile.
-    assert!(claim(&home).await.is_none());
+    assert!(home.claim().await.is_none());
 
     let ledger = Arc::clone(&home.exporter.ledger);
     let waiting = tokio::spawn(async move { ledger.claim(offer(0)).await });
@@ -322,7 +318,7 @@ async fn a_reason_with_a_nul_is_kept_without_it(on: &On) {
 async fn a_database_that_goes_away_is_told_from_one_that_refuses_and_found_again(on: &On) {
     let home = with_chat(on).await;
     let job = home.export("ann", "all").await;
-    let held = claim(&home).await.unwrap();
+    let held = home.claim().await.unwrap();
     let other = home.postgres().neighbour().await;
     let name = home.postgres().name();
     let allow = async |allowed: bool| {

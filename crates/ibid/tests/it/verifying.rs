@@ -2,7 +2,6 @@
 
 use std::path::Path;
 
-use ibid::export::Event;
 use ibid::ids::JobId;
 use ibid::verify::{Verification, VerifyError, verify};
 
@@ -67,7 +66,7 @@ async fn a_job_that_is_done_verifies_also_when_the_log_went_on_and_nothing_is_wr
     let (home, job) = done().await;
     home.import(&[say("c", "later"), edit("c", 7, "later")])
         .await;
-    let vault = home.exporter.vault.folder().to_owned();
+    let vault = home.exporter.vault.folder().unwrap().to_owned();
     let before = (snapshot(&vault), tables(&home));
 
     let found = verified(&home, job).await.unwrap();
@@ -107,6 +106,7 @@ async fn a_damaged_shortened_or_missing_artefact_is_found() {
             .exporter
             .vault
             .folder()
+            .unwrap()
             .join(job.to_string())
             .join(&home.kept(job)[0]);
         let mut bytes = std::fs::read(&path).unwrap();
@@ -199,12 +199,8 @@ async fn a_job_that_is_not_done_is_compared_as_far_as_it_is() {
 #[tokio::test]
 async fn a_job_whose_bytes_are_withdrawn_is_compared_without_them() {
     let (home, job) = done().await;
-    let withdrawn = Event::Revoked {
-        by: ibid::export::RevokedBy::Owner,
-        reason: String::new(),
-    };
-    home.exporter.ledger.decide(job, withdrawn).await.unwrap();
-    home.exporter.vault.delete_all_but(job, None).await.unwrap();
+    let ann = ibid::ids::UserId::parse("ann").unwrap();
+    home.exporter.withdraw(&ann, job).await.unwrap();
     let found = verified(&home, job).await.unwrap();
     assert!(found.is_good());
     assert_eq!(

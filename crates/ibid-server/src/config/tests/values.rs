@@ -231,15 +231,28 @@ fn a_database_is_a_file_of_sqlite_or_an_address_of_postgresql() {
 }
 
 #[test]
-fn another_store_than_the_disk_is_refused_with_a_word_about_this_version() {
-    for url in ["s3://bucket/prefix", "gs://bucket", "az://container"] {
-        assert_eq!(
-            reason("artifacts", url),
-            "this version keeps artefacts only on disk; it must be file:PATH with the path of a \
-             folder, as file:/srv/ibid/artifacts"
-        );
+fn artefacts_are_in_a_folder_or_in_an_object_store_with_its_own_variables() {
+    for url in ["s3://bucket/prefix", "gs://bucket", "az://container/a/b"] {
+        let case = Case::new()
+            .variable("IBID_ARTIFACTS", url)
+            .variable("AWS_SECRET_ACCESS_KEY", "hunter2")
+            .variable("OTHER", "x");
+        let Artifacts::Store { url: kept, options } = case.settings().artifacts else {
+            panic!("{url}");
+        };
+        assert_eq!(kept, url);
+        let options: Vec<_> = options.iter().collect();
+        assert_eq!(options, [("AWS_SECRET_ACCESS_KEY", "hunter2")]);
+        assert!(!format!("{:?}", case.settings()).contains("hunter2"));
     }
-    for bad in ["", "file:", "/srv/artifacts", "file:///srv/artifacts"] {
+    for bad in [
+        "",
+        "file:",
+        "/srv/artifacts",
+        "file:///srv/artifacts",
+        "s3://",
+        "S3://bucket",
+    ] {
         assert!(
             reason("artifacts", bad).starts_with("it must be file:PATH"),
             "{bad}"

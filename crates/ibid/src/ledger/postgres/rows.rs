@@ -91,8 +91,19 @@ pub(super) async fn store(tx: &Transaction<'_>, export: &Export) -> Result<(), L
         ],
     )
     .await?;
-    if !export.state.needs_log() {
-        // Where the log lies in this database; elsewhere the worker does it.
+    if let (State::Done, Some(artefact)) = (export.state, artefact) {
+        // Its upload has become the artefact.
+        tx.execute_typed(
+            "DELETE FROM ibid.upload WHERE job_id = $1 AND claim = $2",
+            &[
+                text(&export.job_id.to_string()),
+                text(&artefact.claim.to_string()),
+            ],
+        )
+        .await?;
+    }
+    if !export.needs_log() {
+        // Where the log lies in this database; elsewhere others do it.
         tx.execute_typed(
             "DELETE FROM ibid.pin WHERE job_id = $1",
             &[text(&export.job_id.to_string())],
@@ -227,7 +238,7 @@ pub(super) fn digest(row: &Row, name: &str) -> Result<[u8; 32], LedgerError> {
         .map_err(|_| unreadable(name, "it is not 32 bytes long"))
 }
 
-fn job_id(text: &str) -> Result<JobId, LedgerError> {
+pub(super) fn job_id(text: &str) -> Result<JobId, LedgerError> {
     JobId::parse(text).ok_or_else(|| unreadable("job_id", text))
 }
 
@@ -235,7 +246,7 @@ pub(super) fn user_id(text: String) -> Result<UserId, LedgerError> {
     UserId::parse(text).map_err(|reason| unreadable("user_id", reason))
 }
 
-fn claim_id(name: &str, text: &str) -> Result<ClaimId, LedgerError> {
+pub(super) fn claim_id(name: &str, text: &str) -> Result<ClaimId, LedgerError> {
     ClaimId::parse(text).ok_or_else(|| unreadable(name, text))
 }
 

@@ -69,8 +69,16 @@ pub(super) fn store(tx: &Transaction<'_>, export: &Export) -> Result<(), LedgerE
         revocation.map(|revocation| &revocation.reason),
         export.purging,
     ])?;
-    if !export.state.needs_log() {
-        // Where the log lies in this database; elsewhere the worker does it.
+    if let (State::Done, Some(artefact)) = (export.state, artefact) {
+        // Its upload has become the artefact.
+        tx.prepare_cached("DELETE FROM upload WHERE job_id = ?1 AND claim = ?2")?
+            .execute(params![
+                export.job_id.to_string(),
+                artefact.claim.to_string()
+            ])?;
+    }
+    if !export.needs_log() {
+        // Where the log lies in this database; elsewhere others do it.
         tx.prepare_cached("DELETE FROM pin WHERE job_id = ?1")?
             .execute([export.job_id.to_string()])?;
     }
@@ -95,9 +103,7 @@ pub(super) fn export_of(row: &Row<'_>) -> Result<Export, LedgerError> {
     let claim_of = |name: &str| -> Result<Option<ClaimId>, LedgerError> {
         match row.get::<_, Option<String>>(name)? {
             None => Ok(None),
-            Some(text) => ClaimId::parse(&text)
-                .map(Some)
-                .ok_or_else(|| unreadable(name, &text)),
+            Some(text) => claim_id(name, &text).map(Some),
         }
     };
     let lease = match claim_of("claim")? {
@@ -189,7 +195,7 @@ pub(super) fn part_of(row: &Row<'_>) -> Result<Part, LedgerError> {
     let claim: String = row.get(1)?;
     Ok(Part {
         number: row.get(0)?,
-        claim: ClaimId::parse(&claim).ok_or_else(|| unreadable("claim", &claim))?,
+        claim: claim_id("claim", &claim)?,
         first: (row.get(2)?, row.get(3)?),
         last: (row.get(4)?, row.get(5)?),
         messages: row.get(6)?,
@@ -198,6 +204,10 @@ pub(super) fn part_of(row: &Row<'_>) -> Result<Part, LedgerError> {
         bytes: row.get(9)?,
         sha256: row.get(10)?,
     })
+}
+
+pub(super) fn claim_id(name: &str, text: &str) -> Result<ClaimId, LedgerError> {
+    ClaimId::parse(text).ok_or_else(|| unreadable(name, text))
 }
 
 pub(super) fn job_id(text: &str) -> Result<JobId, LedgerError> {
