@@ -6,9 +6,13 @@
 //! transactions are in flight, have drawn their gseqs and are committed soon afterwards; the
 //! answer is exact nevertheless. Other exports are created while writers commit. What they hold of
 //! a conversation is its state after one of the commits between a look before and a look after.
+//! Requests that the crash leaves without an answer are repeated under their keys.
 //!
 //! `IBID_TEST_STRESS_SECONDS` makes it longer.
 
+mod crash;
+mod load;
+mod owner;
 mod writer;
 
 use std::collections::BTreeSet;
@@ -32,10 +36,13 @@ use crate::pg_server::PgServer;
 const SECONDS: u64 = 8;
 const WRITERS: u64 = 8;
 const CONVS: u64 = 20;
+/// Those who join and leave; u10 and u11 stay where they are.
 const USERS: u64 = 10;
-const LEAST_JOBS: usize = 100;
+const LEAST_JOBS: usize = 500;
 const PATIENCE: Duration = Duration::from_secs(30);
 const TS: &str = "2026-01-05T09:30:00.000000Z";
+/// The same time as the tables hold it.
+const MICROS: i64 = 1_767_605_400_000_000;
 
 /// What is committed is in `done`, with all the messages that it appended. `upto` is drawn last, so
 /// it stands between the transaction's gseqs and those of the next one in the same conversation.
@@ -76,7 +83,7 @@ $$;
 SELECT ibid.append_messages('c' || n, '{u0,u1,u2}', array_fill('@TS'::timestamptz, '{3}'), '{a,b,c}')
 FROM generate_series(10, 29) n;
 SELECT ibid.join_conv('c' || n, 'u' || u, '@TS')
-FROM generate_series(10, 29) n, generate_series(0, 9) u WHERE (n + u) % 3 > 0;
+FROM generate_series(10, 29) n, generate_series(0, 11) u WHERE (n + u) % 3 > 0;
 "#;
 
 /// What writers and the creator share.
@@ -123,6 +130,17 @@ struct Sight {
     commits: BTreeSet<(String, i64)>,
 }
 
+impl Sight {
+    /// If nothing was committed since.
+    fn alone(self) -> Truth {
+        let lines = self.lines.into_iter();
+        lines.map(|(conv, lines)| (conv, vec![lines])).collect()
+    }
+}
+
+/// Of each conversation what an export may hold.
+type Truth = Vec<(String, Vec<String>)>;
+
 const SEEN: &str = "SELECT conv, public.seen($1, conv, 1::bigint << 60) FROM ibid.conv
                     WHERE $2 IN ('all', 'conv:' || conv) ORDER BY conv";
 const COMMITS: &str = "SELECT DISTINCT op ->> 'conv', upto
@@ -148,11 +166,10 @@ async fn look(client: &mut Client, user: &str, scope: &str, commits: bool) -> Si
     }
 }
 
-/// A job, and of each conversation what it may hold.
 struct Job {
     id: JobId,
     what: String,
-    truth: Vec<(String, Vec<String>)>,
+    truth: Truth,
 }
 
 impl Job {
@@ -201,24 +218,30 @@ impl Creator {
             }
             other => panic!("{what}: {other:?}"),
         };
-        let mut truth = Vec::new();
-        for (conv, lines) in before.lines {
-            truth.push((conv, vec![lines]));
-        }
-        if exact {
+        let truth = if exact {
             assert!(before.ever_inside || scope == "all", "{what}");
+            before.alone()
         } else {
             let after = look(&mut self.client, &user, &scope, true).await;
             assert!(after.ever_inside || scope == "all", "{what}");
-            for (conv, upto) in after.commits.difference(&before.commits) {
-                if let Some((_, states)) = truth.iter_mut().find(|(of, _)| of == conv) {
-                    let sql = "SELECT public.seen($1, $2, $3)";
-                    let row = self.client.query_one(sql, &[&user, conv, upto]).await;
-                    states.push(row.unwrap().get(0));
-                }
+            self.between(&user, before, &after).await
+        };
+        self.jobs.push(Job { id, what, truth });
+    }
+
+    /// What a user may have seen of each conversation between two looks.
+    async fn between(&self, user: &str, before: Sight, after: &Sight) -> Truth {
+        let commits = after.commits.difference(&before.commits);
+        let commits: Vec<_> = commits.cloned().collect();
+        let mut truth = before.alone();
+        for (conv, upto) in commits {
+            if let Some((_, states)) = truth.iter_mut().find(|(of, _)| *of == conv) {
+                let sql = "SELECT public.seen($1, $2, $3)";
+                let row = self.client.query_one(sql, &[&user, &conv, &upto]).await;
+                states.push(row.unwrap().get(0));
             }
         }
-        self.jobs.push(Job { id, what, truth });
+        truth
     }
 
     async fn round(&mut self) {
@@ -227,12 +250,12 @@ impl Creator {
         // Usually more than these are in flight; fewer if they wait for each other.
         let mut open = stage.open.subscribe();
         let _ = timeout(Duration::from_millis(60), open.wait_for(|open| *open >= 4)).await;
-        for _ in 0..5 {
+        for _ in 0..8 {
             self.create(true).await;
         }
         drop(gate);
         stage.commits(10).await;
-        for _ in 0..2 {
+        for _ in 0..4 {
             self.create(false).await;
         }
     }
@@ -283,20 +306,25 @@ async fn eight_writers_and_a_crash_never_make_a_wrong_export() {
                 home.state(first).await == State::Done
             })
             .await;
+            let unanswered = creator.ask_without_an_answer().await;
             let server = Arc::clone(&server);
             let crash = move || (server.stop_immediate(), server.start_again());
             tokio::task::spawn_blocking(crash).await.unwrap();
             creator.client = stage.connect().await;
+            creator.let_commits_be_answered().await;
             let answers = async || home.exporter.ledger.find(first).await.is_ok();
             until("the connections are new", answers).await;
+            creator.ask_again(unanswered).await;
         }
     }
     stage.stop.cancel();
-    let (mut committed, mut rolled_back, mut again) = (Vec::new(), Vec::new(), 0);
+    let (mut committed, mut rolled_back) = (Vec::new(), Vec::new());
+    let (mut again, mut drawn) = (0, 0);
     for writer in writers {
         let mut writer = writer.await.unwrap();
         assert!(writer.lost > 0, "it has met the crash");
         again += writer.again;
+        drawn += writer.late;
         committed.append(&mut writer.committed);
         rolled_back.append(&mut writer.rolled_back);
     }
@@ -323,13 +351,14 @@ async fn eight_writers_and_a_crash_never_make_a_wrong_export() {
     let several = jobs.iter().filter(several).count();
     eprintln!(
         "{} exports, {late} with edits in flight, {several} beside commits; {} transactions, \
-         {} rolled back, {again} tried again; {} messages",
+         {} rolled back, {again} tried again, {drawn} with gseqs drawn long before; {} messages",
         jobs.len(),
         committed.len(),
         rolled_back.len(),
         number("SELECT count(*) FROM ibid.message").await
     );
     assert!(late > 20 && several > 0, "{late} {several}");
+    assert!(drawn > 20, "{drawn}");
     let told = "SELECT count(*) FROM public.done WHERE tx_label = ANY ($1)";
     let there = client.query_one(told, &[&committed]).await.unwrap();
     assert_eq!(there.get::<_, i64>(0), committed.len() as i64);
@@ -369,10 +398,15 @@ async fn run_worker(home: Arc<Installation>, until_idle: bool, stop: Cancellatio
 }
 
 fn seconds() -> u64 {
+    asked_for("IBID_TEST_STRESS_SECONDS").unwrap_or(SECONDS)
+}
+
+/// How large somebody wants a test to be.
+fn asked_for(variable: &str) -> Option<u64> {
     #[expect(
         clippy::disallowed_methods,
-        reason = "how long a test takes is no configuration of the product"
+        reason = "how large a test is, is no configuration of the product"
     )]
-    let seconds = std::env::var_os("IBID_TEST_STRESS_SECONDS");
-    seconds.map_or(SECONDS, |text| text.to_str().unwrap().parse().unwrap())
+    let text = std::env::var_os(variable)?;
+    Some(text.to_str()?.parse().expect("a number"))
 }
