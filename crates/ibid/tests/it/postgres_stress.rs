@@ -200,33 +200,55 @@ struct Creator {
 }
 
 impl Creator {
-    /// Creates an export while nobody may commit (`exact`), or while everybody does.
-    async fn create(&mut self, exact: bool) {
-        let (user, number) = (self.random.user(), self.jobs.len() + self.refused);
+    /// Creates an export while nobody may commit.
+    async fn create(&mut self) {
+        let (user, scope) = self.choose();
+        let seen = look(&mut self.client, &user, &scope, false).await;
+        if let Some((id, what)) = self.ask(&user, &scope, seen.ever_inside).await {
+            assert!(seen.ever_inside || scope == "all", "{what}");
+            let truth = seen.alone();
+            self.jobs.push(Job { id, what, truth });
+        }
+    }
+
+    /// Creates an export at the moment at which all writers that waited for it commit.
+    async fn create_beside_commits(&mut self) {
+        let (user, scope) = self.choose();
+        let stage = Arc::clone(&self.stage);
+        let gate = stage.gate.write().await;
+        let before = look(&mut self.client, &user, &scope, true).await;
+        drop(gate);
+        let asked = self.ask(&user, &scope, before.ever_inside).await;
+        // The log would grow while it is looked at.
+        let _gate = stage.gate.write().await;
+        if let Some((id, what)) = asked {
+            let after = look(&mut self.client, &user, &scope, true).await;
+            assert!(after.ever_inside || scope == "all", "{what}");
+            let truth = self.between(&user, before, &after).await;
+            self.jobs.push(Job { id, what, truth });
+        }
+    }
+
+    fn choose(&mut self) -> (String, String) {
         let scope = match self.random.below(3) {
             0 => format!("conv:{}", self.random.conv()),
             _ => "all".to_owned(),
         };
-        let before = look(&mut self.client, &user, &scope, !exact).await;
-        let created = self.home.create(&user, &scope, &number.to_string()).await;
-        let what = format!("export {number} of {scope} for {user}, exact: {exact}");
-        let id = match created {
-            Ok(Created::New(export)) => export.job_id,
-            Err(CreateError::ScopeInvalid) if !before.ever_inside && scope != "all" => {
+        (self.random.user(), scope)
+    }
+
+    /// Asks for an export. One of a conversation in which the user never was is refused.
+    async fn ask(&mut self, user: &str, scope: &str, ever_inside: bool) -> Option<(JobId, String)> {
+        let number = self.jobs.len() + self.refused;
+        let what = format!("export {number} of {scope} for {user}");
+        match self.home.create(user, scope, &number.to_string()).await {
+            Ok(Created::New(export)) => Some((export.job_id, what)),
+            Err(CreateError::ScopeInvalid) if !ever_inside && scope != "all" => {
                 self.refused += 1;
-                return;
+                None
             }
             other => panic!("{what}: {other:?}"),
-        };
-        let truth = if exact {
-            assert!(before.ever_inside || scope == "all", "{what}");
-            before.alone()
-        } else {
-            let after = look(&mut self.client, &user, &scope, true).await;
-            assert!(after.ever_inside || scope == "all", "{what}");
-            self.between(&user, before, &after).await
-        };
-        self.jobs.push(Job { id, what, truth });
+        }
     }
 
     /// What a user may have seen of each conversation between two looks.
@@ -251,12 +273,12 @@ impl Creator {
         let mut open = stage.open.subscribe();
         let _ = timeout(Duration::from_millis(60), open.wait_for(|open| *open >= 4)).await;
         for _ in 0..8 {
-            self.create(true).await;
+            self.create().await;
         }
         drop(gate);
         stage.commits(10).await;
         for _ in 0..4 {
-            self.create(false).await;
+            self.create_beside_commits().await;
         }
     }
 }

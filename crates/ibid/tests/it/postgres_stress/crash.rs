@@ -35,7 +35,7 @@ impl Creator {
         holder.batch_execute(&hold).await.unwrap();
         let row = holder.query_one("SELECT pg_backend_pid()", &[]).await;
         let holder_pid: i32 = row.unwrap().get(0);
-        let waits = self.ask(WAITS);
+        let waits = self.ask_apart(WAITS);
         let sql = "SELECT FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))";
         let is_so = async || {
             let waiting = self.client.query(sql, &[&holder_pid]).await;
@@ -53,7 +53,7 @@ impl Creator {
         let is_so = async || !self.client.query(sql, &[]).await.unwrap().is_empty();
         until("writers are not told of their commits", is_so).await;
         let first = look(&mut self.client, COMMITS, "all", true).await;
-        let commits = self.ask(COMMITS);
+        let commits = self.ask_apart(COMMITS);
         // Only a creation writes to that table.
         let sql = "SELECT FROM pg_stat_activity JOIN pg_locks USING (pid)
                    WHERE wait_event = 'SyncRep' AND relation = 'ibid.export_stay'::regclass
@@ -104,7 +104,7 @@ impl Creator {
         self.keep(found.job_id, COMMITS, unanswered.committed).await;
     }
 
-    fn ask(&self, user: &'static str) -> JoinHandle<Result<Created, CreateError>> {
+    fn ask_apart(&self, user: &'static str) -> JoinHandle<Result<Created, CreateError>> {
         let home = Arc::clone(&self.home);
         tokio::spawn(async move { home.create(user, "all", user).await })
     }

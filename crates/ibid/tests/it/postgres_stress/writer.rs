@@ -188,7 +188,7 @@ impl Writer {
         conv: &str,
         body: &str,
     ) -> Result<Vec<Value>, Error> {
-        let (user, messages) = (self.random.user(), 2 + self.random.below(8));
+        let (user, messages) = (self.random.user(), 2 + self.random.below(4));
         match self.random.below(14) {
             12 => insert_select(client, conv, &user, body, messages).await,
             13 => copy(client, conv, &user, body, messages).await,
