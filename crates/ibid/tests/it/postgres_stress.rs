@@ -48,7 +48,8 @@ const MICROS: i64 = 1_767_605_400_000_000;
 
 /// What is committed is in `done`, with all the messages that it appended. `upto` is drawn last, so
 /// it stands between the transaction's gseqs and those of the next one in the same conversation.
-/// `seen` gives the lines of a user in a conversation, of the entries up to a gseq.
+/// `seen` gives the lines of a user in a conversation, of the entries up to a gseq. Without `jit`,
+/// which would compile it each time, and that takes longer than all of its rows.
 const SCHEMA: &str = r#"
 CREATE TABLE public.done (
     tx_label bigint PRIMARY KEY,
@@ -57,7 +58,7 @@ CREATE TABLE public.done (
     ops      jsonb NOT NULL
 );
 CREATE FUNCTION public.seen(who text, of_conv text, cut bigint) RETURNS text
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql STABLE SET jit = off AS $$
     WITH inside AS (
         SELECT from_gseq AS after, least(to_gseq, cut + 1) AS before
         FROM ibid.stay WHERE user_id = who AND conv = of_conv AND from_gseq <= cut
