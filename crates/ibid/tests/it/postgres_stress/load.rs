@@ -20,6 +20,8 @@ use crate::pg_server::PgServer;
 use crate::reference::Log;
 
 const ROWS: u64 = 200_000;
+/// How many messages the load edits that were there before it.
+const EDITS: u64 = 100;
 /// How many exports a time is the middle one of.
 const SAMPLES: usize = 9;
 
@@ -146,8 +148,12 @@ async fn a_large_load_in_flight_is_in_no_export_and_in_nobodys_way() {
     let elsewhere = bench.home.postgres().neighbour().await;
     let elsewhere_xid = begin(&elsewhere, "CREATE TABLE public.other AS SELECT 1").await;
     let loader = bench.home.postgres().client().await;
-    let lock = format!("UPDATE ibid.conv SET last_seq = last_seq + {rows} WHERE conv = 'bulk'");
-    let load_xid = begin(&loader, &lock).await;
+    let sql = format!(
+        "UPDATE ibid.conv SET last_seq = last_seq + {rows} WHERE conv = 'bulk';
+         INSERT INTO ibid.revision (conv, seq, ts, kind, body)
+         SELECT 'bulk', n, {MICROS}, 'edit', 'loaded ' || n FROM generate_series(1, {EDITS}) n"
+    );
+    let load_xid = begin(&loader, &sql).await;
     let began = Instant::now();
     let load = tokio::spawn(async move {
         let sql = format!(
@@ -188,6 +194,9 @@ async fn a_large_load_in_flight_is_in_no_export_and_in_nobodys_way() {
     }
     let job = bench.home.export("ann", "conv:bulk").await;
     bench.work().await;
+    for n in 1..=EDITS {
+        bench.log.apply(&edit("bulk", n, &format!("loaded {n}")));
+    }
     let mut expected = bench.log.export("ann", "conv:bulk");
     for n in 1..=rows {
         let (seq, body) = (201 + n, format!("load {n}"));
