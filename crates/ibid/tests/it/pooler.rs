@@ -321,7 +321,7 @@ async fn through_a_pooler_jobs_are_found_by_polling_and_leases_are_kept() {
     let serving = tokio::spawn(serve(works, Duration::from_millis(20), stop.clone()));
     until("it works", async || state(&asks, job).await == State::Done).await;
     for key in ["one", "two", "three"] {
-        let asked = create(&asks, "bob", "conv:b", key).await.unwrap();
+        let asked = create(&asks, "bob", "conv:a", key).await.unwrap();
         let Created::New(export) = asked else {
             panic!("{asked:?}");
         };
