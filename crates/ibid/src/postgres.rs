@@ -465,8 +465,15 @@ pub(crate) async fn durable(tx: &Transaction<'_>) -> Result<(), PgError> {
 
 /// The version of the schema, or `None` if there is none.
 async fn version(transaction: &Transaction<'_>) -> Result<Option<i32>, PgError> {
+    // The tables themselves: `to_regclass` answers from what this session remembers, which after
+    // a wait for another node's migration is that there was nothing.
     let there = transaction
-        .query_typed_one("SELECT to_regclass('ibid.schema_version') IS NOT NULL", &[])
+        .query_typed_one(
+            "SELECT EXISTS (SELECT FROM pg_catalog.pg_class c
+                            JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                            WHERE n.nspname = 'ibid' AND c.relname = 'schema_version')",
+            &[],
+        )
         .await?;
     if !there.get::<_, bool>(0) {
         return Ok(None);

@@ -14,6 +14,7 @@ mod leases;
 mod nasty;
 mod opening;
 mod pg_server;
+mod pooler;
 mod postgres_ledger;
 mod postgres_source;
 mod postgres_stress;

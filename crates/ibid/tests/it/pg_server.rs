@@ -46,8 +46,7 @@ impl PgServer {
             .arg("-a")
             .arg(template)
             .arg(server.data()));
-        run(Command::new("chmod").arg("755").arg(server.folder.path()));
-        server.programs.give_away(server.folder.path());
+        server.give_away(server.folder());
         server.ctl(&["start", "-w", "-l", &server.log()]);
         Some(server)
     }
@@ -106,6 +105,22 @@ impl PgServer {
         self.ctl(&["stop", "-w", "-m", "fast"]);
         std::fs::write(self.data().join("standby.signal"), "").unwrap();
         self.start_again();
+    }
+
+    /// A program that runs as the server does.
+    pub fn command(&self, program: &Path) -> Command {
+        self.programs.command(program)
+    }
+
+    /// Makes a folder the property of whom the server runs as.
+    pub fn give_away(&self, path: &Path) {
+        run(Command::new("chmod").arg("755").arg(path));
+        self.programs.give_away(path);
+    }
+
+    /// Where the server's socket is.
+    pub fn folder(&self) -> &Path {
+        self.folder.path()
     }
 
     fn data(&self) -> PathBuf {
@@ -188,7 +203,7 @@ impl Programs {
         Some(Programs { folder, user })
     }
 
-    fn command(&self, program: &str) -> Command {
+    fn command(&self, program: impl AsRef<Path>) -> Command {
         let program = self.folder.join(program);
         let mut command = match self.user {
             None => Command::new(program),
@@ -259,7 +274,7 @@ impl Programs {
     }
 }
 
-fn search_path() -> Vec<PathBuf> {
+pub fn search_path() -> Vec<PathBuf> {
     #[expect(
         clippy::disallowed_methods,
         reason = "where programs are installed is no configuration of the product"

@@ -10,6 +10,7 @@ use ibid::ids::UserId;
 use ibid::ledger::postgres::PostgresLedger;
 use ibid::ledger::{CreateError, Created, Ledger, LedgerError};
 use ibid::limits::Limits;
+use ibid::postgres::{ConnectError, Pg};
 use ibid::time::{Clock, Time};
 use tokio_postgres::{AsyncMessage, NoTls};
 
@@ -21,6 +22,7 @@ use crate::harness::{
 use crate::reference::Log;
 
 on_postgres! {
+    one_who_waits_while_another_migrates_finds_it_done,
     an_artefact_is_the_same_on_both_databases_and_what_the_reference_says,
     time_is_the_databases_and_what_is_added_to_it,
     no_default_of_the_database_changes_what_is_promised,
@@ -38,6 +40,42 @@ async fn with_chat(on: &On) -> Installation {
     home.import(&chat(3)).await;
     home.import(&[join("c", "eve")]).await;
     home
+}
+
+/// Also if it has looked before, over the same connection: the server remembers what was not there.
+async fn one_who_waits_while_another_migrates_finds_it_done(on: &On) {
+    let On::Postgres(server) = on else {
+        unreachable!("it is a test on PostgreSQL");
+    };
+    server.create_database("fresh").await;
+    let observer = server.connect("fresh").await;
+    let url = server.url("fresh");
+    let (first, second) = (Pg::connect(&url).await, Pg::connect(&url).await);
+    let (first, second) = (first.unwrap(), second.unwrap());
+    let missing = second.check_schema().await;
+    assert!(matches!(missing, Err(ConnectError::NotMigrated)));
+
+    // The lock of migrations.
+    let lock = format!(
+        "BEGIN; SELECT pg_advisory_xact_lock({})",
+        0x6962_6964_0001_i64
+    );
+    observer.batch_execute(&lock).await.unwrap();
+    let mut migrating = Vec::new();
+    for node in [first, second] {
+        migrating.push(tokio::spawn(async move { node.migrate().await }));
+        let waiting = async || {
+            let sql = "SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted";
+            observer.query(sql, &[]).await.unwrap().len() == migrating.len()
+        };
+        until("it waits for its turn", waiting).await;
+    }
+    observer.batch_execute("COMMIT").await.unwrap();
+    let mut applied = Vec::new();
+    for node in migrating {
+        applied.push(node.await.unwrap().unwrap());
+    }
+    assert!(applied[0] > 0 && applied[1] == 0, "{applied:?}");
 }
 
 async fn an_artefact_is_the_same_on_both_databases_and_what_the_reference_says(on: &On) {

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Client, Error};
 
+use super::owner::{Drawn, copy, insert_select, told};
 use super::{CONVS, Stage, TS, USERS};
 
 /// Sebastiano Vigna's splitmix64.
@@ -56,6 +57,8 @@ pub struct Writer {
     pub rolled_back: Vec<i64>,
     pub again: u64,
     pub lost: u64,
+    /// Transactions in which a gseq was drawn before another one committed, and used afterwards.
+    pub late: u64,
 }
 
 impl Writer {
@@ -69,6 +72,7 @@ impl Writer {
             rolled_back: Vec::new(),
             again: 0,
             lost: 0,
+            late: 0,
         }
     }
 
@@ -119,23 +123,44 @@ impl Writer {
             client.batch_execute(&sql).await?;
         }
         let (mut ops, mut open) = (Vec::new(), None);
+        let drawn = match self.random.below(6) {
+            0 => {
+                let drawn = Drawn::new(client, &convs[0]).await?;
+                open = Some(Open::new(&self.stage));
+                let committed = *self.stage.committed.borrow();
+                Some((drawn, committed))
+            }
+            _ => None,
+        };
         for n in 0..1 + self.random.below(5) {
             let conv = &convs[self.random.below(convs.len() as u64) as usize];
-            let (sql, mut op) = self.operation(conv, &format!("{label}.{n}"));
-            let sql = match self.random.below(5) {
-                0 => {
-                    op.clear();
-                    format!("SAVEPOINT s; {sql}; ROLLBACK TO s")
+            let body = format!("{label}.{n}");
+            let mut op = match self.random.below(5) {
+                way @ (0 | 1) => {
+                    client.batch_execute("SAVEPOINT s").await?;
+                    let op = self.operate(client, conv, &body).await?;
+                    let end = ["ROLLBACK TO s", "RELEASE s"][way as usize];
+                    client.batch_execute(end).await?;
+                    if way == 0 { Vec::new() } else { op }
                 }
-                1 => format!("SAVEPOINT s; {sql}; RELEASE s"),
-                _ => sql,
+                _ => self.operate(client, conv, &body).await?,
             };
-            client.batch_execute(&sql).await?;
             ops.append(&mut op);
             open.get_or_insert_with(|| Open::new(&self.stage));
             if self.random.below(2) == 0 {
                 sleep(Duration::from_millis(self.random.below(12))).await;
             }
+        }
+        if let Some((drawn, before)) = drawn {
+            // Not for ever: the others may wait for what this transaction has locked.
+            let mut committed = self.stage.committed.subscribe();
+            let more = committed.wait_for(|now| *now > before);
+            if let Ok(Ok(_)) = timeout(Duration::from_millis(40), more).await {
+                self.late += 1;
+            }
+            let user = self.random.user();
+            let body = format!("{label}.drawn");
+            ops.append(&mut drawn.write(client, &user, &body).await?);
         }
         let ops = Value::Array(ops);
         let done = format!("INSERT INTO public.done (tx_label, ops) VALUES ({label}, '{ops}')");
@@ -156,16 +181,42 @@ impl Writer {
         }
     }
 
-    /// A statement, and what is told of it in `done`.
-    fn operation(&mut self, conv: &str, body: &str) -> (String, Vec<Value>) {
-        let (user, any) = (self.random.user(), self.random.below(1_000_000));
+    /// Writes to a conversation, and gives what is told of it in `done`.
+    async fn operate(
+        &mut self,
+        client: &Client,
+        conv: &str,
+        body: &str,
+    ) -> Result<Vec<Value>, Error> {
+        let (user, messages) = (self.random.user(), 2 + self.random.below(4));
+        match self.random.below(14) {
+            12 => insert_select(client, conv, &user, body, messages).await,
+            13 => copy(client, conv, &user, body, messages).await,
+            way => {
+                let (sql, op) = self.call(way, conv, &user, body, messages);
+                client.batch_execute(&sql).await?;
+                Ok(op)
+            }
+        }
+    }
+
+    /// A call of one of the functions.
+    fn call(
+        &mut self,
+        way: u64,
+        conv: &str,
+        user: &str,
+        body: &str,
+        messages: u64,
+    ) -> (String, Vec<Value>) {
+        let any = self.random.below(1_000_000);
         let revise = |what: &str, more: &str| {
             let call = format!("{what}('{conv}', 1 + {any} % last_seq, '{TS}'{more})");
             let sql = format!("SELECT ibid.{call} FROM ibid.conv WHERE conv = '{conv}'");
             (sql, vec![json!({ "conv": conv })])
         };
         let one = || vec![json!({ "conv": conv, "body": body })];
-        match self.random.below(12) {
+        match way {
             0..3 => {
                 let call = format!("append_message('{conv}', '{user}', '{TS}', '{body}')");
                 (format!("SELECT ibid.{call}"), one())
@@ -177,14 +228,12 @@ impl Writer {
                 (format!("SELECT ibid.{call}"), one())
             }
             4 => {
-                let messages = 2 + any % 8;
                 let sql = format!(
                     "SELECT ibid.append_messages('{conv}', array_agg('{user}'::text),
                          array_agg('{TS}'::timestamptz), array_agg('{body}.' || n ORDER BY n))
                      FROM generate_series(1, {messages}) n"
                 );
-                let op = |n| json!({"conv": conv, "body": format!("{body}.{n}")});
-                (sql, (1..=messages).map(op).collect())
+                (sql, told(conv, body, messages))
             }
             5..8 => revise("append_edit", &format!(", '{body}'")),
             8 => revise("append_recall", ""),
