@@ -18,6 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
     include_str!("../migrations/postgres/0002_append_functions.sql"),
+    include_str!("../migrations/postgres/0003_faster_appends.sql"),
 ];
 
 /// The oldest server that is supported, as `server_version_num`.
