@@ -22,7 +22,7 @@ use crate::contents::{Contents, Pins};
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
     include_str!("../migrations/postgres/0002_append_functions.sql"),
-    "",
+    include_str!("../migrations/postgres/0003_faster_appends.sql"),
     include_str!("../migrations/postgres/0004_pins.sql"),
     "",
     include_str!("../migrations/postgres/0006_uploads.sql"),

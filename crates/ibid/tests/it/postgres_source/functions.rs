@@ -134,6 +134,34 @@ async fn what_is_invalid_is_refused_with_its_field_and_reason() {
             "body must not be",
         ),
         (
+            "append_messages('c', array['u',chr(133)], array[now(),now()], '{x,y}')",
+            "user_id must not hold control",
+        ),
+        (
+            "append_messages('c', array['u',repeat('ü',101)], array[now(),now()], '{x,y}')",
+            "user_id must not be longer than 200 bytes",
+        ),
+        (
+            "append_messages('c', '{u,v}', '{now,infinity}', '{x,y}')",
+            "ts must be a time",
+        ),
+        (
+            "append_messages('c', '{u,v}', '{now,NULL}', '{x,y}')",
+            "ts must be a time",
+        ),
+        (
+            "append_messages('c', '{u,v}', '{now,now}', array['x',repeat('x', 4194305)])",
+            "longer than 4 MiB",
+        ),
+        (
+            "append_messages('', '{u}', '{now}', '{x}')",
+            "conv must not be empty",
+        ),
+        (
+            "append_messages('', '{}', '{}', '{}')",
+            "conv must not be empty",
+        ),
+        (
             "append_edit('c', 3, now(), 'x')",
             "conversation \"c\" has no message 3",
         ),
@@ -227,4 +255,42 @@ async fn what_changes_nothing_is_no_entry() {
     assert_eq!(number(&client, recalls).await, 0);
     let none = "SELECT ibid.append_messages('c', '{}', '{}', '{}') IS NULL";
     assert!(client.query_one(none, &[]).await.unwrap().get::<_, bool>(0));
+}
+
+#[tokio::test]
+async fn a_time_is_kept_to_the_microsecond_whichever_function_it_came_through() {
+    let name = "a_time_is_kept_to_the_microsecond_whichever_function_it_came_through";
+    let Some(server) = PgServer::start(name) else {
+        return;
+    };
+    let _home = Home::new(&server, "log").await;
+    let client = server.connect("log").await;
+    // A step that is no round number of anything, over years that binary fractions of a second
+    // can tell apart and years that they cannot; and both sides of where that is decided.
+    run(
+        &client,
+        "CREATE TABLE given AS
+         SELECT ts, row_number() OVER (ORDER BY ts) AS seq FROM (
+             SELECT '0001-01-01 00:00Z BC'::timestamptz + n * interval '51 days 12345.678901 s'
+             FROM generate_series(0, 70000) n
+             UNION ALL
+             SELECT edge::timestamptz + n * interval '1 microsecond'
+             FROM unnest('{1930-01-01Z,1970-01-01Z,2040-01-01Z}'::text[]) edge,
+                  generate_series(-500, 500) n
+         ) AS times (ts);
+         SELECT ibid.append_messages(
+             'batch', array_agg('u'::text), array_agg(ts ORDER BY seq), array_agg('x'::text)
+         ) FROM given;
+         SELECT ibid.append_message('single', 'u', ts, 'x')
+         FROM (SELECT ts FROM given WHERE seq % 10 = 0 ORDER BY seq) AS tenth",
+    )
+    .await;
+    let other = "SELECT count(*) FROM given g
+        JOIN ibid.message b ON b.conv = 'batch' AND b.seq = g.seq
+        LEFT JOIN ibid.message s ON s.conv = 'single' AND s.seq * 10 = g.seq
+        WHERE b.ts <> (extract(epoch FROM g.ts) * 1000000)::bigint
+           OR s.ts IS DISTINCT FROM CASE WHEN g.seq % 10 = 0 THEN b.ts END";
+    assert_eq!(number(&client, other).await, 0);
+    let both = "SELECT count(*) - (SELECT count(*) + count(*) / 10 FROM given) FROM ibid.message";
+    assert_eq!(number(&client, both).await, 0);
 }
