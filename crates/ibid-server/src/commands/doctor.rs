@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use ibid::postgres::Pg;
+use ibid::postgres::{OwnTables, Pg};
 use ibid::sqlite::{Contents, inspect};
 use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
@@ -328,7 +328,12 @@ fn postgres(findings: &mut Findings, url: &str) {
             ),
         );
     }
-    if found.loading {
+    if let Some(own) = &found.own_tables {
+        own_tables(findings, own);
+    }
+    if found.own_tables.as_ref().is_some_and(|own| !own.readable) {
+        // What is in it cannot be told.
+    } else if found.loading {
         findings.warning(
             "log",
             "a first load is not finished and no export can be created; run the same `ibid \
@@ -340,6 +345,27 @@ fn postgres(findings: &mut Findings, url: &str) {
             format!(
                 "{} messages in {} conversations; {} exports",
                 found.messages, found.conversations, found.exports
+            ),
+        );
+    }
+}
+
+fn own_tables(findings: &mut Findings, found: &OwnTables) {
+    const CHECK: &str = "own tables";
+    for failure in &found.failures {
+        findings.failure(CHECK, failure);
+    }
+    for warning in &found.warnings {
+        findings.warning(CHECK, warning);
+    }
+    if found.failures.is_empty() {
+        findings.ok(
+            CHECK,
+            format!(
+                "{} are views over {}, which the application writes; docs/own-tables.md says what \
+                 it must keep to besides",
+                found.views.join(", "),
+                found.tables.join(", ")
             ),
         );
     }

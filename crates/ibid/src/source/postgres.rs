@@ -6,6 +6,7 @@
 mod append;
 mod read;
 mod store;
+mod views;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tokio_postgres::{Client, IsolationLevel, Row, Transaction};
 
 use self::append::{Failure, append, learn};
 use self::read::read_page;
+use self::views::{check_appendable, check_log};
 use super::{Batch, Imported, Page, Place, Source, SourceError, Windows};
 use crate::append::{Names, Outcome};
 use crate::event::{Event, EventKind, ExMembers, History};
@@ -40,6 +42,7 @@ impl PostgresSource {
 
     async fn try_append(&self, batch: &Batch) -> Result<Vec<Outcome>, Failure> {
         let mut client = self.pg.get().await?;
+        check_appendable(&**client, batch.events.iter().map(|(_, event)| event)).await?;
         let tx = client
             .build_transaction()
             .isolation_level(IsolationLevel::ReadCommitted)
@@ -74,6 +77,7 @@ impl Source for PostgresSource {
         ids: Vec<String>,
     ) -> Result<Names, SourceError> {
         let client = self.pg.get().await?;
+        check_log(&**client).await?;
         learn(&client, &mut names, convs, ids).await?;
         Ok(names)
     }
@@ -155,6 +159,10 @@ pub(crate) async fn sight(
         Scope::Conv(conv) => Some(conv.as_str()),
     };
     // Of the database there is one row; of the stays there may be ten thousand.
+    //
+    // Where the log is the application's own, behind views, these need not have `first_seq` and
+    // `last_seq`: the names in the lateral subqueries then mean those of `absent`, and the messages
+    // are asked.
     let rows = tx
         .query_typed(
             "SELECT pg_is_in_recovery(),
@@ -165,19 +173,37 @@ pub(crate) async fn sight(
                     (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM ibid.log_gseq),
                     a.baseline,
                     NULL::text, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
-                    NULL::text, NULL::text
+                    NULL::text, NULL::text, NULL::bigint
              FROM ibid.anchor a
              UNION ALL
              SELECT NULL, NULL, NULL, NULL, NULL,
-                    s.conv, s.from_gseq, s.to_gseq, s.first_seq, coalesce(s.last_seq, c.last_seq),
-                    c.history, c.ex_members
-             FROM ibid.stay s JOIN ibid.conv c ON c.conv = s.conv
-             WHERE s.user_id = $1 AND ($2 IS NULL OR s.conv = $2)",
+                    s.conv, s.from_gseq, s.to_gseq,
+                    coalesce(s.first, ibid.last_before(s.conv, s.from_gseq) + 1),
+                    CASE WHEN s.to_gseq IS NOT NULL
+                    THEN coalesce(s.last, ibid.last_before(s.conv, s.to_gseq))
+                    ELSE coalesce(c.last, (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
+                                           ORDER BY m.seq DESC LIMIT 1), 0)
+                    END,
+                    c.history, c.ex_members,
+                    CASE WHEN s.first IS NULL AND c.history = 'all'
+                    THEN (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
+                          ORDER BY m.seq LIMIT 1)
+                    END
+             FROM (SELECT NULL::bigint AS first_seq, NULL::bigint AS last_seq) absent
+             CROSS JOIN LATERAL (
+                 SELECT v.conv, v.from_gseq, v.to_gseq, first_seq AS first, last_seq AS last
+                 FROM ibid.stay v
+                 WHERE v.user_id = $1 AND ($2 IS NULL OR v.conv = $2)
+             ) s
+             CROSS JOIN LATERAL (
+                 SELECT v.history, v.ex_members, last_seq AS last
+                 FROM ibid.conv v WHERE v.conv = s.conv
+             ) c",
             &[(&user.as_str(), Type::TEXT), (&only, Type::TEXT)],
         )
         .await?;
     let mut snapshot = None;
-    let mut convs: BTreeMap<ConvId, (Policy, Vec<Stay>)> = BTreeMap::new();
+    let mut convs: BTreeMap<ConvId, Seen> = BTreeMap::new();
     for row in &rows {
         let Some(conv) = row.try_get(5)? else {
             snapshot = Some(snapshot_of(row)?);
@@ -189,23 +215,41 @@ pub(crate) async fn sight(
             first_seq: unsigned(row, 8)?,
             last_seq: unsigned(row, 9)?,
         };
-        let policy = policy(row.try_get(10)?, row.try_get(11)?);
-        let (_, stays) = convs
-            .entry(conv_id(conv)?)
-            .or_insert_with(|| (policy, Vec::new()));
-        stays.push(stay);
+        let policy = policy(row.try_get(10)?, row.try_get(11)?)?;
+        let begins = unsigned_or_null(row, 12)?;
+        let seen = convs.entry(conv_id(conv)?).or_insert_with(|| Seen {
+            policy,
+            begins,
+            stays: Vec::new(),
+        });
+        seen.stays.push(stay);
     }
     let snapshot = snapshot.ok_or_else(|| SourceError::Refused(NOT_ANCHORED.to_owned()))?;
     if only.is_some() && convs.is_empty() {
         let windows = None;
         return Ok(Sight { snapshot, windows });
     }
-    let windows = convs.into_iter().map(|(conv, (policy, stays))| Window {
-        conv,
-        stays: effective_stays(stays, policy),
-    });
+    let windows = convs.into_iter().map(|(conv, seen)| seen.window(conv));
     let windows = Some(Windows::new(windows.collect()));
     Ok(Sight { snapshot, windows })
+}
+
+/// What the log says of one user in one conversation.
+struct Seen {
+    policy: Policy,
+    /// The first seq, where it need not be 1.
+    begins: Option<u64>,
+    stays: Vec<Stay>,
+}
+
+impl Seen {
+    fn window(self, conv: ConvId) -> Window {
+        let mut stays = effective_stays(self.stays, self.policy);
+        for stay in &mut stays {
+            stay.first_seq = stay.first_seq.max(self.begins.unwrap_or(0));
+        }
+        Window { conv, stays }
+    }
 }
 
 const STANDBY: &str = "this database is a standby, on which the transactions in progress cannot be \
@@ -273,11 +317,18 @@ fn imported_of(row: &Row) -> Result<Imported, SourceError> {
     })
 }
 
-fn policy(history: &str, ex_members: &str) -> Policy {
-    Policy {
-        history: History::parse(history).unwrap_or_default(),
-        ex_members: ExMembers::parse(ex_members).unwrap_or_default(),
-    }
+/// An application's own tables may say anything. What is not understood shows nothing to anybody.
+fn policy(history: &str, ex_members: &str) -> Result<Policy, SourceError> {
+    let (Some(history), Some(ex_members)) = (History::parse(history), ExMembers::parse(ex_members))
+    else {
+        return Err(SourceError::LogChanged(format!(
+            "{history:?}, {ex_members:?} is not a policy"
+        )));
+    };
+    Ok(Policy {
+        history,
+        ex_members,
+    })
 }
 
 fn conv_id(text: &str) -> Result<ConvId, SourceError> {
