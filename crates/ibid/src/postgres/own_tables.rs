@@ -96,10 +96,10 @@ pub(super) async fn inspect(client: &mut Client) -> Result<Option<OwnTables>, Pg
         return Ok(None);
     }
     // Names are spelled with their schema, plans have no workers, and an index is used if one can
-    // be, however few rows there are.
+    // be, however few rows there are: what cannot be is so dear then that it would be compiled.
     tx.batch_execute(
         "SET LOCAL search_path = pg_catalog; SET LOCAL max_parallel_workers_per_gather = 0;
-         SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off",
+         SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off",
     )
     .await?;
     let mut look = Look {

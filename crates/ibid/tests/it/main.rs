@@ -12,6 +12,7 @@ mod interruptions;
 mod leases;
 mod nasty;
 mod opening;
+mod own_tables;
 mod pg_server;
 mod postgres_ledger;
 mod postgres_source;
