@@ -195,10 +195,10 @@ pub(crate) async fn sight(
                  FROM ibid.stay v
                  WHERE v.user_id = $1 AND ($2 IS NULL OR v.conv = $2)
              ) s
-             CROSS JOIN LATERAL (
+             LEFT JOIN LATERAL (
                  SELECT v.history, v.ex_members, last_seq AS last
                  FROM ibid.conv v WHERE v.conv = s.conv
-             ) c",
+             ) c ON true",
             &[(&user.as_str(), Type::TEXT), (&only, Type::TEXT)],
         )
         .await?;
@@ -317,12 +317,15 @@ fn imported_of(row: &Row) -> Result<Imported, SourceError> {
     })
 }
 
-/// An application's own tables may say anything. What is not understood shows nothing to anybody.
-fn policy(history: &str, ex_members: &str) -> Result<Policy, SourceError> {
-    let (Some(history), Some(ex_members)) = (History::parse(history), ExMembers::parse(ex_members))
-    else {
+/// An application's own tables may say anything, or nothing. What is not understood is not guessed.
+fn policy(history: Option<&str>, ex_members: Option<&str>) -> Result<Policy, SourceError> {
+    let parsed = (
+        history.and_then(History::parse),
+        ex_members.and_then(ExMembers::parse),
+    );
+    let (Some(history), Some(ex_members)) = parsed else {
         return Err(SourceError::LogChanged(format!(
-            "{history:?}, {ex_members:?} is not a policy"
+            "{history:?}, {ex_members:?} is not the policy of a conversation"
         )));
     };
     Ok(Policy {

@@ -155,13 +155,20 @@ async fn what_an_application_says_in_other_words_is_not_guessed() {
     .await;
     let why = chat.failure("p0", "1").await;
     assert!(why.contains("\"delete\" is not a kind"), "{why}");
-    chat.run(
-        "CREATE OR REPLACE VIEW ibid.conv AS
-         SELECT room AS conv, 'everything' AS history, 'keep' AS ex_members, last_seq FROM app.room",
-    )
-    .await;
-    let error = create(&chat.exporter, "p0", "all", "2").await.unwrap_err();
-    assert!(error.to_string().contains("is not a policy"), "{error}");
+    // A word of its own, none at all, and no row.
+    for (history, rooms) in [
+        ("'everything'", "true"),
+        ("NULL::text", "true"),
+        ("'joined'", "room <> 'r1'"),
+    ] {
+        chat.run(&format!(
+            "CREATE OR REPLACE VIEW ibid.conv AS SELECT room AS conv, {history} AS history,
+             'keep' AS ex_members, last_seq FROM app.room WHERE {rooms}"
+        ))
+        .await;
+        let error = create(&chat.exporter, "p0", "all", "2").await.unwrap_err();
+        assert!(error.to_string().contains("is not the policy"), "{error}");
+    }
 }
 
 #[tokio::test]
