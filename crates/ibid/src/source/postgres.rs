@@ -178,9 +178,9 @@ pub(crate) async fn sight(
              UNION ALL
              SELECT NULL, NULL, NULL, NULL, NULL,
                     s.conv, s.from_gseq, s.to_gseq,
-                    coalesce(s.first, ibid.last_before(s.conv, s.from_gseq) + 1),
+                    coalesce(s.first, ibid.last_before(s.conv, s.from_gseq, c.last) + 1),
                     CASE WHEN s.to_gseq IS NOT NULL
-                    THEN coalesce(s.last, ibid.last_before(s.conv, s.to_gseq))
+                    THEN coalesce(s.last, ibid.last_before(s.conv, s.to_gseq, c.last))
                     ELSE coalesce(c.last, (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
                                            ORDER BY m.seq DESC LIMIT 1), 0)
                     END,
