@@ -3,6 +3,8 @@
 //! Everything runs in short transactions, without session state and without named prepared
 //! statements, so that a pooler in transaction mode can stand between.
 
+mod own_tables;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,11 +13,13 @@ use deadpool_postgres::{
 };
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
+use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::MakeTlsConnect;
 use tokio_postgres::types::Type;
-use tokio_postgres::{AsyncMessage, Config, IsolationLevel, NoTls, Socket, Transaction};
+use tokio_postgres::{AsyncMessage, Client, Config, IsolationLevel, NoTls, Socket, Transaction};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
+pub use self::own_tables::OwnTables;
 use crate::contents::{Contents, Pins};
 
 /// In order; the number of those applied stands in `ibid.schema_version`.
@@ -24,7 +28,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0002_append_functions.sql"),
     include_str!("../migrations/postgres/0003_faster_appends.sql"),
     include_str!("../migrations/postgres/0004_pins.sql"),
-    "",
+    include_str!("../migrations/postgres/0005_views.sql"),
     include_str!("../migrations/postgres/0006_uploads.sql"),
 ];
 
@@ -319,9 +323,13 @@ pub struct PgInspection {
     pub asynchronous: bool,
     /// What is committed survives a power cut.
     pub fsync: bool,
-    /// Updates and deletes that PostgreSQL has counted in tables to which rows are only added.
+    /// Updates and deletes that PostgreSQL has counted in ibid's tables to which rows are only
+    /// added.
     pub changes: u64,
     pub contents: Contents,
+    /// Where the log is the application's own: what was found there. What cannot be read is not
+    /// counted.
+    pub own_tables: Option<OwnTables>,
 }
 
 impl Pg {
@@ -331,15 +339,21 @@ impl Pg {
     /// The schema is not up to date, or the database does not answer.
     pub async fn inspect(&self) -> Result<PgInspection, ConnectError> {
         self.check_schema().await?;
-        let client = self.get().await.map_err(unreachable)?;
+        let mut client = self.get().await.map_err(unreachable)?;
+        let own_tables = own_tables::inspect(&mut client)
+            .await
+            .map_err(unreachable)?;
+        let readable = own_tables.as_ref().is_none_or(|found| found.readable);
+        let (conversations, messages) = match readable {
+            true => counts(&client).await.map_err(unreachable)?,
+            false => (0, 0),
+        };
         let row = client
             .query_typed_one(
                 "SELECT pg_is_in_recovery(),
                         EXISTS (SELECT FROM ibid.anchor a, pg_control_system() s, pg_database d
                                 WHERE d.datname = current_database() AND d.oid = a.database_oid
                                   AND s.system_identifier = a.system_identifier),
-                        (SELECT count(*) FROM ibid.conv),
-                        (SELECT coalesce(sum(last_seq), 0)::bigint FROM ibid.conv),
                         (SELECT count(*) FROM ibid.export),
                         EXISTS (SELECT FROM ibid.import WHERE first AND NOT finished),
                         EXISTS (SELECT FROM pg_stat_replication)
@@ -369,20 +383,21 @@ impl Pg {
             standby: row.get(0),
             anchored: row.get(1),
             contents: Contents {
-                conversations: count(2),
-                messages: count(3),
-                exports: count(4),
-                kept: count(9),
-                loading: row.get(5),
+                conversations,
+                messages,
+                exports: count(2),
+                kept: count(7),
+                loading: row.get(3),
                 latest: None,
                 pins: Pins {
                     needed,
                     there: there.into_iter().collect(),
                 },
             },
-            asynchronous: row.get(6),
-            fsync: row.get(7),
-            changes: count(8),
+            asynchronous: row.get(4),
+            fsync: row.get(5),
+            changes: count(6),
+            own_tables,
         })
     }
 
@@ -395,8 +410,8 @@ impl Pg {
     /// are. Nobody can write to the log meanwhile.
     ///
     /// # Errors
-    /// The database is a standby, somebody keeps writing, or a statement failed; nothing was
-    /// changed then.
+    /// The database is a standby, somebody keeps writing, the role may not lock an application's own
+    /// tables, or a statement failed; nothing was changed then.
     pub async fn adopt(&self) -> Result<(), ConnectError> {
         let failed = |e: tokio_postgres::Error| ConnectError::Adoption(describe(&e));
         self.check_schema().await?;
@@ -410,14 +425,7 @@ impl Pg {
             let why = "the database is a standby; adopt the primary, or promote this one first";
             return Err(ConnectError::Adoption(why.to_owned()));
         }
-        let locked = transaction
-            .query_typed_one("SELECT ibid.lock_log()", &[])
-            .await
-            .map_err(failed)?;
-        if !locked.get::<_, bool>(0) {
-            let why = "somebody is writing to the log and does not end; stop the writers first";
-            return Err(ConnectError::Adoption(why.to_owned()));
-        }
+        lock_log(&transaction).await?;
         transaction
             .batch_execute(
                 "UPDATE ibid.anchor SET
@@ -461,6 +469,72 @@ pub(crate) async fn durable(tx: &Transaction<'_>) -> Result<(), PgError> {
     )
     .await?;
     Ok(())
+}
+
+/// Keeps everybody from writing to the log until the transaction ends.
+async fn lock_log(transaction: &Transaction<'_>) -> Result<(), ConnectError> {
+    let locked: Result<bool, tokio_postgres::Error> = async {
+        let row = transaction
+            .query_typed_one(
+                "SELECT ibid.lock_log(), EXISTS (
+                     SELECT FROM pg_class WHERE oid = 'ibid.message'::regclass AND relkind = 'v')",
+                &[],
+            )
+            .await?;
+        let (locked, own_tables): (bool, bool) = (row.try_get(0)?, row.try_get(1)?);
+        if locked && own_tables {
+            // Locking a view locks the tables that it reads (PostgreSQL 15, LOCK). How an
+            // application begins to write is its own matter, so these are locked too.
+            transaction
+                .batch_execute(
+                    "SET LOCAL lock_timeout = '5s';
+                     LOCK TABLE ibid.stay, ibid.message, ibid.revision
+                     IN SHARE ROW EXCLUSIVE MODE",
+                )
+                .await?;
+        }
+        Ok(locked)
+    }
+    .await;
+    let why = match locked {
+        Ok(true) => return Ok(()),
+        Ok(false) => WRITING.to_owned(),
+        Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => WRITING.to_owned(),
+        Err(error) if error.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+            format!(
+                "the tables of the log cannot be locked against writers ({}); run it as a role \
+                 that may lock them, such as their owner",
+                describe(&error)
+            )
+        }
+        Err(error) => describe(&error),
+    };
+    Err(ConnectError::Adoption(why))
+}
+
+const WRITING: &str = "somebody is writing to the log and does not end; stop the writers first";
+
+/// How many conversations and messages there are, told from their seqs.
+async fn counts(client: &Client) -> Result<(u64, u64), PgError> {
+    // A view need not have `last_seq`: the name means that of `absent` then.
+    let row = client
+        .query_typed_one(
+            "SELECT count(*), coalesce(sum(coalesce(c.last, m.last - m.first + 1)), 0)::bigint
+             FROM (SELECT NULL::bigint AS last_seq) absent
+             CROSS JOIN LATERAL (SELECT v.conv, last_seq AS last FROM ibid.conv v) c
+             LEFT JOIN LATERAL (
+                 SELECT (SELECT seq FROM ibid.message WHERE conv = c.conv
+                         ORDER BY seq LIMIT 1) AS first,
+                        (SELECT seq FROM ibid.message WHERE conv = c.conv
+                         ORDER BY seq DESC LIMIT 1) AS last
+             ) m ON c.last IS NULL",
+            &[],
+        )
+        .await?;
+    let count = |index: usize| -> Result<u64, tokio_postgres::Error> {
+        Ok(u64::try_from(row.try_get::<_, i64>(index)?).unwrap_or(0))
+    };
+    Ok((count(0)?, count(1)?))
 }
 
 /// The version of the schema, or `None` if there is none.

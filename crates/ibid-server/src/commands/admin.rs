@@ -6,6 +6,7 @@ use ibid::exporter::Exporter;
 use ibid::ids::{JobId, UserId};
 use ibid::ledger::{Cursor, Filter, Found, LedgerError};
 use ibid::postgres::Pg;
+use ibid::source::SourceError;
 use ibid::time::Time;
 use serde_json::json;
 
@@ -334,7 +335,10 @@ async fn set_account(exporter: &Exporter, user: &UserId, enabled: bool) -> Resul
         .source
         .set_account(user, enabled)
         .await
-        .map_err(|e| unavailable(&e))?;
+        .map_err(|error| match error {
+            SourceError::Refused(why) => Failure::failed(why),
+            other => unavailable(&other),
+        })?;
     say(&if enabled {
         format!("the account {user} is enabled")
     } else {

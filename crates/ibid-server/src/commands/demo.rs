@@ -6,6 +6,7 @@ mod stage;
 use std::time::Duration;
 
 use clap::Args;
+use ibid::postgres::Pg;
 use reqwest::header::{CONTENT_RANGE, ETAG, IF_RANGE, RANGE};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
@@ -114,6 +115,22 @@ impl Steps {
     }
 }
 
+/// The demo fills the log, which it cannot where that is an application's own.
+///
+/// # Errors
+/// It is, or the database does not answer.
+async fn log_of_ibid(url: &str) -> Result<(), Failure> {
+    let looking = async { Pg::connect(url).await?.inspect().await };
+    let found = looking.await.map_err(|e| Failure::failed(e.to_string()))?;
+    match found.own_tables {
+        None => Ok(()),
+        Some(_) => Err(Failure::failed(
+            "the log of this database is the application's own, to which the demo cannot append; \
+             give it an empty database",
+        )),
+    }
+}
+
 async fn story(
     folder: &std::path::Path,
     database: Option<&str>,
@@ -121,8 +138,9 @@ async fn story(
 ) -> Result<(), Failure> {
     let first = folder.join("first");
     let mut stage = Stage::new(&first, database)?;
-    if database.is_some() {
+    if let Some(url) = database {
         stage.admin(&["migrate"]).await?;
+        log_of_ibid(url).await?;
     }
 
     // A log, a server without workers, a user with a token.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use clap::Args;
 use ibid::contents::Contents;
-use ibid::postgres::Pg;
+use ibid::postgres::{OwnTables, Pg};
 use ibid::sqlite::inspect;
 use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
@@ -342,7 +342,35 @@ fn postgres(findings: &mut Findings, check: &str, url: &str) -> Option<Contents>
             ),
         );
     }
-    Some(found.contents)
+    match &found.own_tables {
+        Some(own) => {
+            own_tables(findings, own);
+            // Where it cannot be read, what is in it cannot be told.
+            own.readable.then_some(found.contents)
+        }
+        None => Some(found.contents),
+    }
+}
+
+fn own_tables(findings: &mut Findings, found: &OwnTables) {
+    const CHECK: &str = "own tables";
+    if !found.views.is_empty() {
+        findings.ok(
+            CHECK,
+            format!(
+                "{} are views over {}, which the application writes; docs/own-tables.md says what \
+                 it must keep to besides what is checked",
+                found.views.join(", "),
+                found.tables.join(", ")
+            ),
+        );
+    }
+    for failure in &found.failures {
+        findings.failure(CHECK, failure);
+    }
+    for warning in &found.warnings {
+        findings.warning(CHECK, warning);
+    }
 }
 
 fn log(findings: &mut Findings, contents: &Contents, exports: u64) {

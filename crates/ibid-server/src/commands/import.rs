@@ -214,7 +214,7 @@ impl Import {
             ImportError::Read(error) => self.unreadable(error),
             ImportError::FileChanged
             | ImportError::Overtaken { .. }
-            | ImportError::Source(SourceError::ImportElsewhere) => {
+            | ImportError::Source(SourceError::ImportElsewhere | SourceError::Refused(_)) => {
                 Failure::failed(format!("{name}: {error}"))
             }
             ImportError::Source(error) => Failure::failed(format!(

@@ -339,3 +339,108 @@ async fn the_log_may_lie_in_another_database_than_the_ledger() {
     }
     assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
 }
+
+/// Puts the tables of the log behind views, as an application's own would be.
+const OWN_TABLES: &str = "
+CREATE SCHEMA own;
+ALTER TABLE ibid.message SET SCHEMA own;
+ALTER TABLE ibid.revision SET SCHEMA own;
+ALTER TABLE ibid.stay SET SCHEMA own;
+ALTER TABLE ibid.conv SET SCHEMA own;
+ALTER TABLE ibid.account SET SCHEMA own;
+CREATE VIEW ibid.message AS SELECT * FROM own.message;
+CREATE VIEW ibid.revision AS SELECT * FROM own.revision;
+CREATE VIEW ibid.stay AS SELECT conv, user_id, from_gseq, to_gseq FROM own.stay;
+CREATE VIEW ibid.conv AS SELECT conv, history, ex_members FROM own.conv;
+CREATE VIEW ibid.account AS SELECT * FROM own.account";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_of_the_application_s_own_is_read_and_looked_at_and_never_written() {
+    let Some(server) = PgServer::start("a log of the application's own") else {
+        return;
+    };
+    let place = Place::new();
+    let url = server.url("postgres");
+    let run = |arguments: &[&str]| place.run(&[arguments, &["--database", &url]].concat());
+    assert_eq!(run(&["admin", "migrate"]).code, Some(0));
+    let chat = place.write("chat.jsonl", &sample());
+    assert_eq!(run(&["import", &chat]).code, Some(0));
+    let client = server.connect("postgres").await;
+    client.batch_execute(OWN_TABLES).await.expect("done");
+
+    let later = place.write("later.jsonl", &[message("c-team", "later")]);
+    for (refused, why) in [
+        (vec!["import", &later], "append there"),
+        (vec!["demo"], "give it an empty database"),
+        (
+            vec!["admin", "disable", "alice"],
+            "disable or enable the account there",
+        ),
+    ] {
+        let refused = run(&refused);
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.err.contains(why), "{refused:?}");
+        assert_eq!(refused.err.lines().count(), 1, "{refused:?}");
+    }
+
+    let doctor = || {
+        let ran = run(&["doctor", "--json"]);
+        let lines = ran
+            .out
+            .lines()
+            .map(|line| serde_json::from_str(line).expect("JSON"));
+        let lines: Vec<Value> = lines.collect();
+        let own = lines.iter().filter(|line| line["check"] == "own tables");
+        let own = own.map(|line| (line["result"].to_string(), line["text"].to_string()));
+        let log = lines.iter().find(|line| line["check"] == "log").cloned();
+        (ran.code, own.collect::<Vec<_>>(), log)
+    };
+    let (code, own, log) = doctor();
+    assert_eq!((code, own.len()), (Some(0), 1), "{own:?}");
+    assert_eq!(own[0].0, "\"ok\"");
+    assert!(
+        own[0]
+            .1
+            .contains("message, revision, stay, conv, account are views over own.message")
+    );
+    let text = log.expect("a line")["text"].to_string();
+    assert!(text.contains("messages in 3 conversations"), "{text}");
+    let told: u64 = text
+        .trim_matches('"')
+        .split(' ')
+        .next()
+        .expect("a number")
+        .parse()
+        .expect("one");
+    let counted = client
+        .query_one("SELECT count(*) FROM own.message", &[])
+        .await;
+    assert_eq!(told as i64, counted.expect("counted").get::<_, i64>(0));
+
+    let broken = "ALTER TABLE own.message ALTER COLUMN xid DROP DEFAULT;
+                  DROP VIEW ibid.stay";
+    client.batch_execute(broken).await.expect("done");
+    let (code, own, log) = doctor();
+    assert_eq!((code, log), (Some(1), None), "{own:?}");
+    let said = |part: &str| {
+        own.iter()
+            .any(|(result, text)| result == "\"failure\"" && text.contains(part))
+    };
+    assert!(said("own.message.xid must be filled by"), "{own:?}");
+    assert!(said("ibid.stay is missing"), "{own:?}");
+    let mended = "ALTER TABLE own.message ALTER COLUMN xid SET DEFAULT pg_current_xact_id();
+                  CREATE VIEW ibid.stay AS SELECT conv, user_id, from_gseq, to_gseq FROM own.stay";
+    client.batch_execute(mended).await.expect("done");
+
+    let token = run(&["token", "create", "--user", "alice"]);
+    let served = place.serve(&["--database", &url]);
+    let token = token.out.trim();
+    let job = served
+        .post(token, "k", &json!({"scope": "all"}))
+        .await
+        .text("job_id");
+    let done = served
+        .wait(token, &job, |status| status["state"] == "done")
+        .await;
+    assert_eq!(done["messages"], 930);
+}

@@ -6,6 +6,7 @@
 mod append;
 mod read;
 mod store;
+mod views;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +18,7 @@ use tokio_postgres::{Client, Row, Transaction};
 
 use self::append::{Failure, append, learn};
 use self::read::read_page;
+use self::views::{check_appendable, check_log};
 use super::{
     Batch, Imported, Page, Place, Sight, Source, SourceError, TakeError, Windows, is_snapshot,
     snapshot_text,
@@ -43,6 +45,7 @@ impl PostgresSource {
 
     async fn try_append(&self, batch: &Batch) -> Result<Vec<Outcome>, Failure> {
         let mut client = self.pg.get().await?;
+        check_appendable(&**client, batch.events.iter().map(|(_, event)| event)).await?;
         let tx = begin(&mut client).await?;
         let outcomes = append(&tx, batch).await?;
         tx.commit().await?;
@@ -73,6 +76,7 @@ impl Source for PostgresSource {
         ids: Vec<String>,
     ) -> Result<Names, SourceError> {
         let client = self.pg.get().await?;
+        check_log(&**client).await?;
         learn(&client, &mut names, convs, ids).await?;
         Ok(names)
     }
@@ -213,6 +217,10 @@ pub(crate) async fn sight(
         Scope::Conv(conv) => Some(conv.as_str()),
     };
     // Of the database there is one row; of the stays there may be ten thousand.
+    //
+    // Where the log is the application's own, behind views, these need not have `first_seq` and
+    // `last_seq`: the names in the lateral subqueries then mean those of `absent`, and the messages
+    // are asked.
     let rows = tx
         .query_typed(
             "SELECT pg_is_in_recovery(),
@@ -223,19 +231,37 @@ pub(crate) async fn sight(
                     (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM ibid.log_gseq),
                     a.baseline,
                     NULL::text, NULL::bigint, NULL::bigint, NULL::bigint, NULL::bigint,
-                    NULL::text, NULL::text
+                    NULL::text, NULL::text, NULL::bigint
              FROM ibid.anchor a
              UNION ALL
              SELECT NULL, NULL, NULL, NULL, NULL,
-                    s.conv, s.from_gseq, s.to_gseq, s.first_seq, coalesce(s.last_seq, c.last_seq),
-                    c.history, c.ex_members
-             FROM ibid.stay s JOIN ibid.conv c ON c.conv = s.conv
-             WHERE s.user_id = $1 AND ($2 IS NULL OR s.conv = $2)",
+                    s.conv, s.from_gseq, s.to_gseq,
+                    coalesce(s.first, ibid.last_before(s.conv, s.from_gseq, c.last) + 1),
+                    CASE WHEN s.to_gseq IS NOT NULL
+                    THEN coalesce(s.last, ibid.last_before(s.conv, s.to_gseq, c.last))
+                    ELSE coalesce(c.last, (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
+                                           ORDER BY m.seq DESC LIMIT 1), 0)
+                    END,
+                    c.history, c.ex_members,
+                    CASE WHEN s.first IS NULL AND c.history = 'all'
+                    THEN (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
+                          ORDER BY m.seq LIMIT 1)
+                    END
+             FROM (SELECT NULL::bigint AS first_seq, NULL::bigint AS last_seq) absent
+             CROSS JOIN LATERAL (
+                 SELECT v.conv, v.from_gseq, v.to_gseq, first_seq AS first, last_seq AS last
+                 FROM ibid.stay v
+                 WHERE v.user_id = $1 AND ($2 IS NULL OR v.conv = $2)
+             ) s
+             LEFT JOIN LATERAL (
+                 SELECT v.history, v.ex_members, last_seq AS last
+                 FROM ibid.conv v WHERE v.conv = s.conv
+             ) c ON true",
             &[(&user.as_str(), Type::TEXT), (&only, Type::TEXT)],
         )
         .await?;
     let mut snapshot = None;
-    let mut convs: BTreeMap<ConvId, (Policy, Vec<Stay>)> = BTreeMap::new();
+    let mut convs: BTreeMap<ConvId, Seen> = BTreeMap::new();
     for row in &rows {
         let Some(conv) = row.try_get(5)? else {
             snapshot = Some(snapshot_of(row)?);
@@ -247,20 +273,20 @@ pub(crate) async fn sight(
             first_seq: unsigned(row, 8)?,
             last_seq: unsigned(row, 9)?,
         };
-        let policy = policy(row.try_get(10)?, row.try_get(11)?);
-        let (_, stays) = convs
-            .entry(conv_id(conv)?)
-            .or_insert_with(|| (policy, Vec::new()));
-        stays.push(stay);
+        let policy = policy(row.try_get(10)?, row.try_get(11)?)?;
+        let begins = unsigned_or_null(row, 12)?;
+        let seen = convs.entry(conv_id(conv)?).or_insert_with(|| Seen {
+            policy,
+            begins,
+            stays: Vec::new(),
+        });
+        seen.stays.push(stay);
     }
     let snapshot = snapshot.ok_or_else(|| SourceError::Refused(NOT_ANCHORED.to_owned()))?;
     if only.is_some() && convs.is_empty() {
         return Err(TakeError::ScopeInvalid);
     }
-    let windows = convs.into_iter().map(|(conv, (policy, stays))| Window {
-        conv,
-        stays: effective_stays(stays, policy),
-    });
+    let windows = convs.into_iter().map(|(conv, seen)| seen.window(conv));
     let windows = Windows::new(windows.collect());
     Ok(Sight { snapshot, windows })
 }
@@ -280,6 +306,24 @@ pub(crate) async fn pin(
     )
     .await?;
     Ok(())
+}
+
+/// What the log says of one user in one conversation.
+struct Seen {
+    policy: Policy,
+    /// The first seq, where it need not be 1.
+    begins: Option<u64>,
+    stays: Vec<Stay>,
+}
+
+impl Seen {
+    fn window(self, conv: ConvId) -> Window {
+        let mut stays = effective_stays(self.stays, self.policy);
+        for stay in &mut stays {
+            stay.first_seq = stay.first_seq.max(self.begins.unwrap_or(0));
+        }
+        Window { conv, stays }
+    }
 }
 
 const STANDBY: &str = "this database is a standby, on which the transactions in progress cannot be \
@@ -347,11 +391,21 @@ fn imported_of(row: &Row) -> Result<Imported, SourceError> {
     })
 }
 
-fn policy(history: &str, ex_members: &str) -> Policy {
-    Policy {
-        history: History::parse(history).unwrap_or_default(),
-        ex_members: ExMembers::parse(ex_members).unwrap_or_default(),
-    }
+/// An application's own tables may say anything, or nothing. What is not understood is not guessed.
+fn policy(history: Option<&str>, ex_members: Option<&str>) -> Result<Policy, SourceError> {
+    let parsed = (
+        history.and_then(History::parse),
+        ex_members.and_then(ExMembers::parse),
+    );
+    let (Some(history), Some(ex_members)) = parsed else {
+        return Err(SourceError::LogChanged(format!(
+            "{history:?}, {ex_members:?} is not the policy of a conversation"
+        )));
+    };
+    Ok(Policy {
+        history,
+        ex_members,
+    })
 }
 
 fn conv_id(text: &str) -> Result<ConvId, SourceError> {

@@ -13,6 +13,7 @@ mod interruptions;
 mod leases;
 mod nasty;
 mod opening;
+mod own_tables;
 mod pg_server;
 mod pooler;
 mod postgres_ledger;

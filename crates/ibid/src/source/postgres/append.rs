@@ -306,7 +306,7 @@ async fn conv_rows(
         .await?;
     rows.iter()
         .map(|row| {
-            let policy = policy(row.try_get(2)?, row.try_get(3)?);
+            let policy = policy(row.try_get(2)?, row.try_get(3)?)?;
             Ok((conv_id(row.try_get(0)?)?, (unsigned(row, 1)?, policy)))
         })
         .collect()

@@ -76,13 +76,14 @@ fn runs(windows: &Windows, place: Place) -> Vec<Run<'_>> {
 
 // The lateral subqueries keep their ORDER BY and cannot be pulled up, so each run is read through
 // the primary key, and what is sorted is one page of rows (long texts lie elsewhere and are not
-// moved) and never a conversation.
+// moved) and never a conversation. A view need not have `files`: its name means that of `absent` then.
 const MESSAGES: &str = "
 SELECT seq, gseq, xid, ts, user_id, body, body_raw, files, through
 FROM (
     SELECT r.run, m.*, sum(m.bytes) OVER (ORDER BY r.run, m.seq ROWS UNBOUNDED PRECEDING) AS through
     FROM unnest($1::text[], $2::bigint[], $3::bigint[])
         WITH ORDINALITY AS r (conv, first_seq, last_seq, run)
+    CROSS JOIN (SELECT NULL::text AS files) absent
     CROSS JOIN LATERAL (
         SELECT seq, gseq, xid, ts, user_id, body, body_raw, files,
                coalesce(octet_length(body), octet_length(body_raw))
@@ -198,7 +199,13 @@ async fn revise(
                 body: body(&row, 5)?.to_vec(),
             },
             "recall" => RevisionKind::Recall,
-            _ => RevisionKind::Restore,
+            "restore" => RevisionKind::Restore,
+            // Only where the log is an application's own.
+            other => {
+                return Err(SourceError::LogChanged(format!(
+                    "{other:?} is not a kind of revision"
+                )));
+            }
         };
         let (_, revised) = current.get_or_insert_with(|| (place, Revised::default()));
         revised.apply(Revision { gseq, kind }, run.window);
