@@ -1,0 +1,183 @@
+//! A real S3 server over HTTP, with signatures, whose calls fail, hang or are cut where a test says.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use hyper::body::Incoming;
+use hyper::{Request, server::conn::http1};
+use hyper_util::rt::TokioIo;
+use ibid::vault::Vault;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use s3s_fs::FileSystem;
+
+const BUCKET: &str = "vault";
+
+pub struct S3Server {
+    folder: tempfile::TempDir,
+    address: std::net::SocketAddr,
+    faults: Arc<Faults>,
+    serving: tokio::task::JoinHandle<()>,
+}
+
+/// What becomes of calls.
+#[derive(Default)]
+pub struct Faults {
+    calls: AtomicU64,
+    /// So many of a hundred calls fail, at places that look random and are always the same.
+    percent: AtomicU32,
+    /// How they fail.
+    how: AtomicU32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The answer is 503.
+    Refused = 0,
+    /// The connection ends without an answer.
+    Cut = 1,
+    /// The answer never comes.
+    Hangs = 2,
+    /// The call is carried out, and the connection ends without an answer.
+    Unanswered = 3,
+}
+
+impl Faults {
+    /// From now on so many of a hundred calls fail.
+    pub fn set(&self, percent: u32, how: Fault) {
+        self.how.store(how as u32, Ordering::SeqCst);
+        self.percent.store(percent, Ordering::SeqCst);
+    }
+
+    pub fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
+    }
+
+    fn next(&self) -> Option<Fault> {
+        let call = self.calls.fetch_add(1, Ordering::SeqCst);
+        let noise = call.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(23) % 100;
+        if noise >= u64::from(self.percent.load(Ordering::SeqCst)) {
+            return None;
+        }
+        Some(match self.how.load(Ordering::SeqCst) {
+            0 => Fault::Refused,
+            1 => Fault::Cut,
+            2 => Fault::Hangs,
+            _ => Fault::Unanswered,
+        })
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the connection is cut")]
+struct CutOff;
+
+type Answer = hyper::Response<s3s::Body>;
+
+impl S3Server {
+    pub async fn start() -> S3Server {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join(BUCKET)).unwrap();
+        let mut builder = S3ServiceBuilder::new(FileSystem::new(folder.path()).unwrap());
+        builder.set_auth(SimpleAuth::from_single("key", "secret"));
+        let service = builder.build();
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let faults = Arc::new(Faults::default());
+        let failing = Arc::clone(&faults);
+        let serving = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let (service, faults) = (service.clone(), Arc::clone(&failing));
+                let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let (service, fault) = (service.clone(), faults.next());
+                    async move {
+                        match fault {
+                            None => {}
+                            Some(Fault::Unanswered) => {
+                                let _ = service.call(request.map(s3s::Body::from)).await;
+                                return Err(CutOff);
+                            }
+                            Some(Fault::Cut) => return Err(CutOff),
+                            Some(Fault::Hangs) => std::future::pending().await,
+                            Some(Fault::Refused) => {
+                                let mut answer = Answer::default();
+                                *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;
+                                return Ok(answer);
+                            }
+                        }
+                        let answer = service.call(request.map(s3s::Body::from)).await;
+                        answer.map_err(|_| CutOff)
+                    }
+                });
+                tokio::spawn(async move {
+                    let connection = http1::Builder::new();
+                    let _ = connection
+                        .serve_connection(TokioIo::new(stream), answer)
+                        .await;
+                });
+            }
+        });
+        S3Server {
+            folder,
+            address,
+            faults,
+            serving,
+        }
+    }
+
+    pub fn faults(&self) -> &Faults {
+        &self.faults
+    }
+
+    /// The vault in this store, below `prefix`.
+    pub fn vault(&self, prefix: &str) -> Vault {
+        let endpoint = format!("http://{}", self.address);
+        let options = [
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
+            ("AWS_ALLOW_HTTP", "true"),
+            ("AWS_REGION", "us-east-1"),
+            ("AWS_ACCESS_KEY_ID", "key"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            // Shorter than outside of tests.
+            ("timeout", "500ms"),
+        ];
+        Vault::at_url(&format!("s3://{BUCKET}/{prefix}"), options).unwrap()
+    }
+
+    /// Every file of the store below `prefix`.
+    pub fn objects(&self, prefix: &str) -> Vec<String> {
+        let mut found = Vec::new();
+        let root = self.folder.path().join(BUCKET).join(prefix);
+        files(&root, &root, &mut found);
+        found.sort();
+        found
+    }
+
+    /// The pieces of uploads that are neither finished nor given up.
+    pub fn unfinished(&self) -> usize {
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with(".upload")).count()
+    }
+}
+
+impl Drop for S3Server {
+    fn drop(&mut self) {
+        self.serving.abort();
+    }
+}
+
+fn files(root: &Path, folder: &Path, found: &mut Vec<String>) {
+    let Ok(entries) = std::fs::read_dir(folder) else {
+        return;
+    };
+    for path in entries.map(|entry| entry.unwrap().path()) {
+        if path.is_dir() {
+            files(root, &path, found);
+        } else {
+            let name: PathBuf = path.strip_prefix(root).unwrap().to_owned();
+            found.push(name.to_str().unwrap().to_owned());
+        }
+    }
+}
