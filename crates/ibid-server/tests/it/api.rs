@@ -544,3 +544,60 @@ async fn public_url_makes_links_absolute() {
         "{url}"
     );
 }
+
+#[tokio::test]
+async fn an_owner_withdraws_an_export_and_nobody_else_does() {
+    let (server, alice) = with_sample().await;
+    let bob = server.token("bob", Role::User).await;
+    let admin = server.token("root", Role::Admin).await;
+    let withdraw = async |token: &str, job: &str| {
+        let path = server.url(&format!("/exports/{job}"));
+        answer(server.client.delete(path).bearer_auth(token)).await
+    };
+    let done = server.export(&alice, "k1").await;
+    let done = done["job_id"].as_str().expect("an id");
+    let queued = server.post(&alice, "k2", r#"{"scope":"all"}"#).await;
+    let queued = queued.text("job_id");
+    let nobodys = "aaaaaaaaaaaaaaaaaaaaaaaaaa";
+    for (token, job) in [(&bob, done), (&alice, nobodys), (&alice, "x")] {
+        withdraw(token, job).await.is_problem(404, "not-found");
+    }
+    let refused = withdraw(&admin, done).await;
+    refused.is_problem(403, "role-insufficient");
+    answer(
+        server
+            .client
+            .delete(server.url(&format!("/exports/{done}"))),
+    )
+    .await
+    .is_problem(401, "unauthorized");
+
+    let status = server.status(&alice, done).await;
+    let link = status.body["download"]["url"].as_str().expect("a link");
+    for job in [done, &queued] {
+        for _ in 0..2 {
+            let gone = withdraw(&alice, job).await;
+            assert_eq!(gone.status, 204, "{:?}", gone.body);
+            assert!(gone.bytes.is_empty());
+        }
+        let status = server.status(&alice, job).await;
+        assert_eq!(status.body["state"], "revoked");
+        assert_eq!(status.body["revoked"]["by"], "owner");
+        assert!(status.body.get("download").is_none());
+    }
+    answer(server.get(link))
+        .await
+        .is_problem(410, "export-revoked");
+    let kept = server.exporter.vault.jobs().await.expect("listed");
+    assert_eq!(kept, []);
+    // Another one needs another key, and is another one.
+    let replayed = server.post(&alice, "k1", r#"{"scope":"all"}"#).await;
+    assert_eq!(
+        (replayed.status, replayed.text("state").as_str()),
+        (200, "revoked")
+    );
+    server.export(&alice, "k3").await;
+    let admins = format!("/admin/exports/{done}/restore");
+    let restored = server.admin("POST", &admins, &admin, json!({})).await;
+    restored.is_problem(409, "not-restorable");
+}

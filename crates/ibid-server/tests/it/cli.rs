@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::harness::{join, message, sample};
 use crate::process::{Place, Ran};
@@ -337,4 +337,93 @@ fn a_full_disk_under_the_output_is_told() {
     let mut command = place.command(&["config"]);
     let output = command.stdout(full).output().expect("it runs");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
+}
+
+#[test]
+fn a_sweep_deletes_what_nobody_needs_and_counts_it() {
+    let place = Place::new();
+    place.import("chat.jsonl", &sample());
+    let claim = "bbbbbbbbbbbbbbbbbbbbbbbbbb";
+    let left = place
+        .data()
+        .join("artifacts")
+        .join("aaaaaaaaaaaaaaaaaaaaaaaaaa");
+    std::fs::create_dir_all(left.join(claim)).expect("a folder");
+    std::fs::write(left.join(claim).join("part-000000#1"), "left").expect("written");
+    let swept = place.run(&["admin", "sweep", "--json"]);
+    assert_eq!(swept.code, Some(0), "{swept:?}");
+    let counts: Value = serde_json::from_str(&swept.out).expect("JSON");
+    assert_eq!(
+        counts,
+        json!({"expired": 0, "objects": 1, "uploads": 0, "records": 0, "pins": 0})
+    );
+    assert!(!left.exists());
+    let again = place.run(&["admin", "sweep"]);
+    assert!(
+        again.out.contains("0 exports expired, 0 objects"),
+        "{again:?}"
+    );
+    // Of another ledger, as a copy that is tried out elsewhere.
+    std::fs::write(place.data().join("artifacts/ledger"), "another").expect("written");
+    says(
+        &place.run(&["admin", "sweep"]),
+        1,
+        &["belongs to another ledger", "nothing in it was deleted"],
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_done_export_is_made_again_only_if_its_bytes_are_lost() {
+    let place = Place::new();
+    place.import("chat.jsonl", &sample());
+    let token = place.token("alice");
+    let served = place.serve(&[]);
+    let body = json!({"scope": "all"});
+    let job = served.post(&token, "k", &body).await.text("job_id");
+    let done = |status: &Value| status["state"] == "done";
+    let told = served.wait(&token, &job, done).await;
+    says(
+        &place.run(&["admin", "retry", &job]),
+        1,
+        &[&job, "its bytes are whole"],
+    );
+    let folder = place.data().join("artifacts").join(&job);
+    std::fs::remove_dir_all(&folder).expect("removed");
+    let queued = place.run(&["admin", "retry", &job]);
+    assert_eq!(queued.code, Some(0), "{queued:?}");
+    let again = served.wait(&token, &job, done).await;
+    assert_eq!(again["sha256"], told["sha256"]);
+    assert_eq!(again["finished_at"], told["finished_at"]);
+    assert!(folder.exists());
+}
+
+#[test]
+fn a_store_that_cannot_be_reached_says_what_to_look_at() {
+    let place = Place::new();
+    place.import("chat.jsonl", &sample());
+    let run = |arguments: &[&str]| {
+        let output = place
+            .command(arguments)
+            .env("IBID_ARTIFACTS", "s3://bucket/x")
+            .env("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+            .env("AWS_ALLOW_HTTP", "true")
+            .env("AWS_ACCESS_KEY_ID", "id")
+            .env("AWS_SECRET_ACCESS_KEY", "hunter2")
+            .output();
+        let output = output.expect("it runs");
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (text(&output.stdout), text(&output.stderr))
+    };
+    let (out, err) = run(&["doctor"]);
+    assert!(
+        out.contains("failure  storage: s3://bucket/x cannot be used"),
+        "{out}"
+    );
+    assert!(!format!("{out}{err}").contains("hunter2"), "{out}{err}");
+    let (out, err) = run(&["admin", "sweep"]);
+    assert!(err.contains("127.0.0.1:9"), "{out}{err}");
+    assert!(!format!("{out}{err}").contains("hunter2"), "{out}{err}");
+    let (out, _) = run(&["config"]);
+    assert!(out.contains("s3://bucket/x"), "{out}");
+    assert!(!out.contains("hunter2"), "{out}");
 }
