@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
@@ -23,6 +23,7 @@ use ibid::ids::RequestId;
 use tokio::sync::mpsc;
 
 use crate::keys::KeyStore;
+use crate::metrics::Metrics;
 use problem::Problem;
 
 /// What the handlers share.
@@ -35,6 +36,7 @@ pub struct App {
     pub record: Duration,
     /// How often a client should ask for the state of a job that is not final.
     pub poll: Duration,
+    pub metrics: Arc<Metrics>,
     downloads: mpsc::Sender<ibid::ledger::Download>,
 }
 
@@ -68,6 +70,7 @@ impl App {
             record,
             poll,
             downloads,
+            metrics: Arc::default(),
         })
     }
 
@@ -94,6 +97,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/", get(service::about))
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
+        .route("/metrics", get(service::metrics))
         .route("/exports", post(exports::create).get(exports::list))
         .route(
             "/exports/{id}",
@@ -109,7 +113,10 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/admin/accounts/{user}", put(admin::set_account))
         .fallback(async || Problem::not_found("There is nothing at this address."))
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
-        .layer(middleware::from_fn(every_answer))
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&app.metrics),
+            every_answer,
+        ))
         .with_state(app)
 }
 
@@ -117,7 +124,11 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Gives the request an id, writes problems out with it, and adds what every answer of a route
 /// carries, whoever made the answer.
-async fn every_answer(request: Request, next: Next) -> Response {
+async fn every_answer(
+    State(metrics): State<Arc<Metrics>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let id = match RequestId::random() {
         Ok(id) => id.to_string(),
         Err(error) => {
@@ -131,6 +142,7 @@ async fn every_answer(request: Request, next: Next) -> Response {
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         problem.write(&mut response, &id);
     }
+    let status = response.status().as_u16();
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
         headers.insert(X_REQUEST_ID, id);
@@ -140,6 +152,7 @@ async fn every_answer(request: Request, next: Next) -> Response {
         HeaderValue::from_static("nosniff"),
     );
     if is_download {
+        metrics.download(status);
         download::protect(headers);
     } else {
         headers

@@ -154,7 +154,8 @@ pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
     let log = settings.log_elsewhere();
     let databases = Databases::open(&settings.database, log, Clock::system()).await;
     let databases = databases.map_err(|e| Failure::failed(e.to_string()))?;
-    Ok(Exporter::on(databases, vault(&settings.artifacts)?, terms))
+    let vault = vault(&settings.artifacts)?.leaving_free(settings.min_free);
+    Ok(Exporter::on(databases, vault, terms))
 }
 
 /// The store of artefacts that the settings name.

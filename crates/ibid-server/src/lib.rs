@@ -6,6 +6,7 @@ pub mod commands;
 pub mod config;
 pub mod keys;
 pub mod lifecycle;
+pub mod metrics;
 pub mod port;
 pub mod range;
 pub mod signals;

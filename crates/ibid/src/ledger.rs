@@ -132,6 +132,9 @@ pub trait Ledger: Send + Sync {
     /// were revoked, at most `limit`; gives how many.
     async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError>;
 
+    /// How many jobs are not over.
+    async fn queue(&self) -> Result<Queue, LedgerError>;
+
     /// What tells this ledger from others.
     async fn identity(&self) -> Result<String, LedgerError>;
 
@@ -292,6 +295,18 @@ pub struct Part {
     /// Length and digest of what is stored: the segment and its seal.
     pub bytes: u64,
     pub sha256: [u8; 32],
+}
+
+/// The jobs that are not over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Queue {
+    /// For a worker; those that wait are among them.
+    pub queued: u64,
+    pub running: u64,
+    /// Those that cannot go on for now, because of something that is to pass.
+    pub waiting: u64,
+    /// When the oldest queued one was created.
+    pub oldest: Option<Time>,
 }
 
 /// An upload that nobody will finish.

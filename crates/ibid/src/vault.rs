@@ -52,6 +52,9 @@ pub enum VaultError {
     /// The store does not answer or refuses; it may later.
     #[error("the store failed: {0}")]
     Unavailable(String),
+    /// The disk has less room than is to be left on it.
+    #[error("only {free} bytes are free, and {least} are to be left")]
+    Full { free: u64, least: u64 },
 }
 
 impl From<object_store::Error> for VaultError {
@@ -103,6 +106,7 @@ const MOST_RETRIES: usize = 4;
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
     place: Place,
+    least_free_bytes: u64,
 }
 
 #[derive(Clone)]
@@ -151,6 +155,7 @@ impl Vault {
         Ok(Vault {
             store: Arc::new(store),
             place: Place::Folder(folder.to_owned()),
+            least_free_bytes: 0,
         })
     }
 
@@ -231,7 +236,33 @@ impl Vault {
         Vault {
             store: Arc::new(store.clone()),
             place: Place::Objects(Arc::new(store)),
+            least_free_bytes: 0,
         }
+    }
+
+    /// The same, which begins to write nothing more while so many bytes are not free on its disk:
+    /// others write there too, the database for one. An object store has no such end.
+    #[must_use]
+    pub fn leaving_free(mut self, bytes: u64) -> Vault {
+        self.least_free_bytes = bytes;
+        self
+    }
+
+    fn check_room(&self) -> Result<(), VaultError> {
+        let (Place::Folder(folder), least) = (&self.place, self.least_free_bytes) else {
+            return Ok(());
+        };
+        if least == 0 {
+            return Ok(());
+        }
+        let found = rustix::fs::statvfs(folder).map_err(|e| {
+            VaultError::Unavailable(format!("cannot look at {}: {e}", folder.display()))
+        })?;
+        let free = found.f_bavail.saturating_mul(found.f_frsize);
+        if free < least {
+            return Err(VaultError::Full { free, least });
+        }
+        Ok(())
     }
 
     /// The folder that this vault is, if it is one.
@@ -244,6 +275,7 @@ impl Vault {
 
     /// Writes an object whole.
     pub async fn put(&self, key: Key, bytes: Vec<u8>) -> Result<(), VaultError> {
+        self.check_room()?;
         self.store.put(&key.path(), bytes.into()).await?;
         Ok(())
     }
@@ -336,6 +368,7 @@ impl Vault {
 
     /// Begins to write an object of `bytes` bytes, in order.
     pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
+        self.check_room()?;
         let path = key.path();
         let (sink, piece_bytes) = match &self.place {
             Place::Folder(_) => {

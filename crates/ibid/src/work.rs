@@ -175,13 +175,22 @@ impl From<SourceError> for WorkError {
 
 impl From<VaultError> for WorkError {
     fn from(error: VaultError) -> WorkError {
-        WorkError::hindered(
-            "storage-unavailable",
-            format!(
-                "The store of artefacts failed ({error}). It is tried again by itself; free \
-                 space or mend the store if this lasts."
+        match error {
+            VaultError::Full { .. } => WorkError::hindered(
+                "storage-full",
+                format!(
+                    "The disk of artefacts is nearly full: {error}. It is tried again by itself; \
+                     free space."
+                ),
             ),
-        )
+            VaultError::Missing | VaultError::Unavailable(_) => WorkError::hindered(
+                "storage-unavailable",
+                format!(
+                    "The store of artefacts failed ({error}). It is tried again by itself; free \
+                     space or mend the store if this lasts."
+                ),
+            ),
+        }
     }
 }
 

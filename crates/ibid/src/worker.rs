@@ -42,6 +42,8 @@ pub struct AttemptReport {
     pub messages: Option<u64>,
     pub bytes: Option<u64>,
     pub sha256: Option<String>,
+    /// From the creation of the job until it was done.
+    pub seconds: Option<f64>,
     pub error: Option<Problem>,
 }
 
@@ -136,7 +138,12 @@ impl Worker {
             .as_ref()
             .filter(|export| export.state == State::Done)
             .and_then(|export| export.artefact.clone());
+        let seconds = settled
+            .as_ref()
+            .filter(|export| export.state == State::Done)
+            .and_then(|export| Some(export.created_at.until(export.finished_at?).as_secs_f64()));
         let report = AttemptReport {
+            seconds,
             job_id: job,
             attempt: claim.export.attempts,
             state: settled.map(|export| export.state),

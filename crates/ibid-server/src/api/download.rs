@@ -12,6 +12,7 @@ use axum::response::{IntoResponse as _, Response};
 use axum::serve::{IncomingStream, Listener};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use futures::TryStreamExt as _;
 use http::header::{
     ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, REFERRER_POLICY,
@@ -147,7 +148,10 @@ async fn body(
             .read(download, range)
             .await
             .map_err(|error: VaultError| DownloadError::ArtefactUnavailable(error.to_string()))?;
-        Body::from_stream(stream)
+        let sent = app.metrics.download_bytes();
+        Body::from_stream(stream.inspect_ok(move |chunk| {
+            sent.inc_by(chunk.len() as u64);
+        }))
     };
     let mut response = Response::new(body);
     response

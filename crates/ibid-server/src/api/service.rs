@@ -5,11 +5,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse as _, Response};
-use http::header::VARY;
+use http::header::{CONTENT_TYPE, VARY};
 use serde_json::json;
 
 use super::App;
 use super::problem::Problem;
+use crate::metrics::MEDIA_TYPE;
 
 /// `GET /`: name, version and the published policies.
 pub async fn about(State(app): State<Arc<App>>) -> Response {
@@ -44,4 +45,15 @@ pub async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Problem> {
             ))
         }
     }
+}
+
+/// `GET /metrics`: the numbers of this process, and of the queue.
+pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Problem> {
+    let queue = app.exporter.ledger.queue().await?;
+    let now = app.exporter.ledger.now().await?;
+    let text = app.metrics.text(&queue, now).map_err(|error| {
+        tracing::error!(%error, "the metrics cannot be written");
+        Problem::unavailable("The metrics cannot be written; the log of the server says why.")
+    })?;
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], text).into_response())
 }

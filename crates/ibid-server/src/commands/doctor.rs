@@ -22,9 +22,7 @@ use crate::config::{
 };
 use crate::keys;
 
-/// Below this a disk is as good as full.
-const LEAST_FREE_BYTES: u64 = 256 * 1024 * 1024;
-/// Below this it soon will be.
+/// Below this a disk will soon be full.
 const LITTLE_FREE_BYTES: u64 = 1024 * 1024 * 1024;
 
 /// 2025 and 2100: a clock outside was never set.
@@ -528,8 +526,11 @@ fn free_space(findings: &mut Findings, settings: &Settings) {
             }
         };
         let text = format!("{} MiB at {shown}", free / (1024 * 1024));
-        if free < LEAST_FREE_BYTES {
-            findings.failure(CHECK, format!("only {text}; free some"));
+        if free < settings.min_free {
+            findings.failure(
+                CHECK,
+                format!("only {text}, below min_free_bytes, so jobs wait; free some"),
+            );
         } else if free < LITTLE_FREE_BYTES {
             findings.warning(CHECK, format!("only {text}; free some soon"));
         } else {

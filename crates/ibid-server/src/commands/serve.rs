@@ -12,6 +12,7 @@ use crate::api::App;
 use crate::config::{ServeFlags, StoreFlags, WorkFlags};
 use crate::keys::KeyStore;
 use crate::lifecycle::{self, ServeLock};
+use crate::metrics::of_attempts;
 use crate::port::Port;
 use crate::signals;
 
@@ -71,10 +72,6 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let stop = signals::stop_token().map_err(|e| {
         Failure::failed(format!("signals cannot be received: {e}; check the limits"))
     })?;
-    let worker = (settings.workers > 0).then(|| {
-        let workshop = exporter.workshop(settings.render_threads, None);
-        Worker::new(workshop, worker_terms(settings), exporter.created(), |_| {})
-    });
     let app = App::new(
         exporter,
         Arc::new(keys),
@@ -82,6 +79,12 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
         settings.record,
         settings.poll,
     );
+    let worker = (settings.workers > 0).then(|| {
+        let workshop = app.exporter.workshop(settings.render_threads, None);
+        let wake = app.exporter.created();
+        let report = of_attempts(&app.metrics);
+        Worker::new(workshop, worker_terms(settings), wake, report)
+    });
     say(&format!(
         "ibid {} listens on http://{address}",
         env!("CARGO_PKG_VERSION")

@@ -52,7 +52,7 @@ flags! {
     /// How work is done: taken by `serve` and `worker`.
     WorkFlags {
         workers render_threads lease_seconds poll_seconds max_attempts running_per_user
-        retention_days drain_seconds
+        retention_days min_free_bytes drain_seconds
     }
 
     /// How the API answers: taken by `serve`.

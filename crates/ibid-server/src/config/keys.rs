@@ -192,6 +192,12 @@ settings! {
         default: Text("2"), form: Number, secret: false, parse: limit,
     }
 
+    /// Bytes that are left free on the disk of artefacts; below it jobs wait; 0 is no limit
+    min_free: u64 = min_free_bytes {
+        default: Text("256 MiB"), form: Number, secret: false,
+        parse: |text| parse::bytes_or_none(text, 1 << 50),
+    }
+
     /// File of the keys that sign download links, for its owner only
     signing_keys: PathBuf = signing_keys {
         default: InData("", "keys"), form: Text, secret: false, parse: parse::path,

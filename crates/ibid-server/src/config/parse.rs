@@ -63,6 +63,14 @@ pub(super) fn bytes(text: &str, most: u64) -> Result<u64, String> {
         })
 }
 
+/// As [`bytes`], and 0 for no limit.
+pub(super) fn bytes_or_none(text: &str, most: u64) -> Result<u64, String> {
+    match text {
+        "0" => Ok(0),
+        text => bytes(text, most).map_err(|reason| format!("{reason}; 0 is no limit")),
+    }
+}
+
 /// `text` as a number. The types' own parsers would take a sign as well.
 fn digits<T: FromStr>(text: &str) -> Option<T> {
     if text.bytes().all(|byte| byte.is_ascii_digit()) {

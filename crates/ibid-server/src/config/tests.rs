@@ -121,6 +121,7 @@ fn every_default_is_that_of_the_contract() {
         unfinished_per_user: limited(3),
         exports_per_user_per_day: limited(20),
         running_per_user: limited(2),
+        min_free: 256 << 20,
         signing_keys: PathBuf::from("./ibid-data/keys"),
         drain: Duration::from_secs(10),
     };

@@ -601,3 +601,46 @@ async fn an_owner_withdraws_an_export_and_nobody_else_does() {
     let restored = server.admin("POST", &admins, &admin, json!({})).await;
     restored.is_problem(409, "not-restorable");
 }
+
+#[tokio::test]
+async fn the_metrics_count_what_happened_and_say_what_waits() {
+    let (server, alice) = with_sample().await;
+    let metrics = async || {
+        let answer = answer(server.get("/metrics")).await;
+        assert_eq!(answer.status, 200);
+        assert!(
+            answer
+                .header("content-type")
+                .starts_with("application/openmetrics-text")
+        );
+        let text = String::from_utf8(answer.bytes).expect("UTF-8");
+        assert!(text.ends_with("# EOF\n"), "{text}");
+        move |line: &str| {
+            assert!(text.lines().any(|l| l == line), "no {line:?} in\n{text}");
+        }
+    };
+    let says = metrics().await;
+    says("ibid_queue_depth{state=\"queued\"} 0");
+    says("ibid_queue_age_seconds 0.0");
+    let queued = server.post(&alice, "k1", r#"{"scope":"all"}"#).await;
+    server.clock.advance(Duration::from_secs(90));
+    let says = metrics().await;
+    says("ibid_queue_depth{state=\"queued\"} 1");
+    says("ibid_queue_depth{state=\"waiting\"} 0");
+    says("ibid_queue_age_seconds 90.0");
+    server.work().await;
+    let done = server.status(&alice, &queued.text("job_id")).await;
+    let url = done.body["download"]["url"].as_str().expect("a link");
+    let whole = answer(server.get(url)).await;
+    let part = answer(server.get(url).header("Range", "bytes=0-9")).await;
+    assert_eq!((whole.status, part.status), (200, 206));
+    let forged = answer(server.get(&format!("{url}x"))).await;
+    assert_eq!(forged.status, 403);
+    let says = metrics().await;
+    says("ibid_queue_depth{state=\"queued\"} 0");
+    says("ibid_downloads_total{status=\"200\"} 1");
+    says("ibid_downloads_total{status=\"206\"} 1");
+    says("ibid_downloads_total{status=\"403\"} 1");
+    let sent = whole.bytes.len() + 10;
+    says(&format!("ibid_download_bytes_total {sent}"));
+}

@@ -20,11 +20,11 @@ use self::claim::{claim, part_done};
 use self::create::{create, replay, windows_of};
 use self::rows::{
     COLUMNS, bytes, claim_id, export_of, found_of, get, int, ints, job_id, load, part_of,
-    select_found, store, text, texts, unreadable, user_id,
+    select_found, store, text, texts, unreadable, unsigned, user_id,
 };
 use super::{
     AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
-    LedgerError, NewExport, NewToken, Offer, Part, Role, Token,
+    LedgerError, NewExport, NewToken, Offer, Part, Queue, Role, Token,
 };
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
@@ -353,6 +353,27 @@ impl Ledger for PostgresLedger {
         }
         tx.commit().await?;
         Ok(jobs.len() as u64)
+    }
+
+    async fn queue(&self) -> Result<Queue, LedgerError> {
+        let client = self.pg.get().await?;
+        let row = client
+            .query_typed_one(
+                "SELECT count(*) FILTER (WHERE state = 'queued') AS queued,
+                        count(*) FILTER (WHERE state = 'running') AS running,
+                        count(*) FILTER (WHERE state = 'queued' AND waiting_type <> '')
+                            AS waiting,
+                        min(created_at) FILTER (WHERE state = 'queued') AS oldest
+                 FROM ibid.export WHERE state IN ('queued', 'running')",
+                &[],
+            )
+            .await?;
+        Ok(Queue {
+            queued: unsigned(&row, "queued")?,
+            running: unsigned(&row, "running")?,
+            waiting: unsigned(&row, "waiting")?,
+            oldest: get::<Option<i64>>(&row, "oldest")?.map(Time::from_micros),
+        })
     }
 
     async fn identity(&self) -> Result<String, LedgerError> {

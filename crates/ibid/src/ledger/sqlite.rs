@@ -16,7 +16,7 @@ use self::rows::{
 };
 use super::{
     AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
-    LedgerError, NewExport, NewToken, Offer, Part, Role, Token,
+    LedgerError, NewExport, NewToken, Offer, Part, Queue, Role, Token,
 };
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
@@ -372,6 +372,30 @@ impl Ledger for SqliteLedger {
                     forgotten += 1;
                 }
                 Ok(forgotten)
+            })
+            .await
+    }
+
+    async fn queue(&self) -> Result<Queue, LedgerError> {
+        self.db
+            .read(|tx| {
+                let queue = tx
+                    .prepare_cached(
+                        "SELECT count(*) FILTER (WHERE state = 'queued'),
+                                count(*) FILTER (WHERE state = 'running'),
+                                count(*) FILTER (WHERE state = 'queued' AND waiting_type <> ''),
+                                min(created_at) FILTER (WHERE state = 'queued')
+                         FROM export WHERE state IN ('queued', 'running')",
+                    )?
+                    .query_row([], |row| {
+                        Ok(Queue {
+                            queued: row.get(0)?,
+                            running: row.get(1)?,
+                            waiting: row.get(2)?,
+                            oldest: row.get::<_, Option<i64>>(3)?.map(Time::from_micros),
+                        })
+                    })?;
+                Ok(queue)
             })
             .await
     }

@@ -10,7 +10,7 @@ use ibid::export::{Change, Event, Export};
 use ibid::ids::{ClaimId, ConvId, JobId, UserId};
 use ibid::ledger::{
     AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
-    LedgerError, NewExport, NewToken, Offer, Part, Token,
+    LedgerError, NewExport, NewToken, Offer, Part, Queue, Token,
 };
 use ibid::limits::Limits;
 use ibid::scope::Scope;
@@ -302,6 +302,10 @@ impl Ledger for InterruptedLedger {
 
     async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
         self.ledger.forget(record, limit).await
+    }
+
+    async fn queue(&self) -> Result<Queue, LedgerError> {
+        self.ledger.queue().await
     }
 
     async fn identity(&self) -> Result<String, LedgerError> {

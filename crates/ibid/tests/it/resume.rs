@@ -16,6 +16,7 @@ on_both! {
     a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_the_rest,
     a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_does_the_rest,
     a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so,
+    a_disk_that_is_nearly_full_makes_jobs_wait_before_it_is_full,
     several_workers_do_several_jobs_at_once_and_each_comes_out_right,
 }
 
@@ -203,4 +204,19 @@ async fn several_workers_do_several_jobs_at_once_and_each_comes_out_right(on: &O
             .all(|digest| *digest == digests[1])
     );
     assert!(home.lines(jobs[1]).await.ends_with(b"\"user\":\"bob\"}\n"));
+}
+
+async fn a_disk_that_is_nearly_full_makes_jobs_wait_before_it_is_full(on: &On) {
+    let (home, job) = created(on).await;
+    let mut workshop = home.exporter.workshop(1, None);
+    workshop.vault = workshop.vault.leaving_free(u64::MAX);
+    work(workshop, UNTIL_IDLE).await;
+    let export = home.find(job).await.export;
+    assert_eq!((export.state, export.strikes), (State::Queued, 0));
+    let waiting = export.waiting.unwrap().problem;
+    assert_eq!(waiting.kind, "storage-full");
+    assert!(waiting.detail.contains("bytes are free"), "{waiting:?}");
+    assert_eq!(home.kept(job), [""; 0]);
+    home.clock.advance(Duration::from_secs(60));
+    finished(&home, job, 0, 2).await;
 }

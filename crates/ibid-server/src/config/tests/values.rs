@@ -261,6 +261,13 @@ fn artefacts_are_in_a_folder_or_in_an_object_store_with_its_own_variables() {
 }
 
 #[test]
+fn the_free_space_that_is_left_may_be_none() {
+    let free = |text| flag("min_free_bytes", text).settings().min_free;
+    assert_eq!((free("0"), free("1 GiB")), (0, 1 << 30));
+    assert!(reason("min_free_bytes", "x").ends_with("0 is no limit"));
+}
+
+#[test]
 fn a_path_is_neither_empty_nor_has_control_characters() {
     for bad in ["", "a\u{0}b", "a\nb"] {
         assert_eq!(
@@ -328,14 +335,15 @@ fn a_value_of_the_wrong_type_is_refused() {
 #[test]
 fn every_key_that_counts_takes_a_bare_number() {
     let counts = |key: &&Key| {
-        key.name == "part_bytes" || key.default.value(Path::new("")).parse::<u64>().is_ok()
+        matches!(key.name, "part_bytes" | "min_free_bytes")
+            || key.default.value(Path::new("")).parse::<u64>().is_ok()
     };
     let lines: Vec<String> = KEYS
         .iter()
         .filter(counts)
         .map(|key| format!("{} = 9\n", key.name))
         .collect();
-    assert_eq!(lines.len(), 14);
+    assert_eq!(lines.len(), 15);
     Case::with_file(&lines.concat()).settings();
 }
 
