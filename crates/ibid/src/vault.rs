@@ -191,9 +191,10 @@ impl Vault {
             max_retries: MOST_RETRIES,
             retry_timeout: RETRY_LIMIT,
         };
-        match scheme {
-            "s3" => {
-                let mut builder = AmazonS3Builder::new()
+        // The builders have the same methods and no trait in common.
+        macro_rules! store {
+            ($builder:ty, $in_bucket:ident) => {{
+                let mut builder = <$builder>::new()
                     .with_client_options(client)
                     .with_retry(retry);
                 for (name, value) in options {
@@ -201,34 +202,14 @@ impl Vault {
                         builder = builder.with_config(key, value);
                     }
                 }
-                let store = builder.with_bucket_name(bucket).build()?;
-                Ok(Vault::of(store, prefix))
-            }
-            "gs" => {
-                let mut builder = GoogleCloudStorageBuilder::new()
-                    .with_client_options(client)
-                    .with_retry(retry);
-                for (name, value) in options {
-                    if let Ok(key) = name.parse() {
-                        builder = builder.with_config(key, value);
-                    }
-                }
-                let store = builder.with_bucket_name(bucket).build()?;
-                Ok(Vault::of(store, prefix))
-            }
-            _ => {
-                let mut builder = MicrosoftAzureBuilder::new()
-                    .with_client_options(client)
-                    .with_retry(retry);
-                for (name, value) in options {
-                    if let Ok(key) = name.parse() {
-                        builder = builder.with_config(key, value);
-                    }
-                }
-                let store = builder.with_container_name(bucket).build()?;
-                Ok(Vault::of(store, prefix))
-            }
+                Vault::of(builder.$in_bucket(bucket).build()?, prefix)
+            }};
         }
+        Ok(match scheme {
+            "s3" => store!(AmazonS3Builder, with_bucket_name),
+            "gs" => store!(GoogleCloudStorageBuilder, with_bucket_name),
+            _ => store!(MicrosoftAzureBuilder, with_container_name),
+        })
     }
 
     fn of<S: ObjectStore + MultipartStore + Clone>(store: S, prefix: &str) -> Vault {
