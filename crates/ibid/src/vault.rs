@@ -58,7 +58,7 @@ impl From<object_store::Error> for VaultError {
     fn from(error: object_store::Error) -> VaultError {
         match error {
             object_store::Error::NotFound { .. } => VaultError::Missing,
-            other => VaultError::Unavailable(describe(&other)),
+            other => VaultError::Unavailable(without_body(&describe(&other))),
         }
     }
 }
@@ -76,6 +76,25 @@ fn describe(error: &dyn std::error::Error) -> String {
         cause = next.source();
     }
     text
+}
+
+/// What a store's error says, without the body of the store's answer, of which only the name of
+/// the error is kept: a store may put into it how the request was signed, and with it the token of
+/// a session, and the owner of an export reads why it has to wait.
+fn without_body(text: &str) -> String {
+    let Some((before, body)) = text.split_once('<') else {
+        return text.to_owned();
+    };
+    let before = before.trim_end_matches([' ', ':']);
+    let name = body.split_once("<Code>").and_then(|(_, rest)| {
+        let (name, _) = rest.split_once("</Code>")?;
+        let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric());
+        plain.then_some(name)
+    });
+    match name {
+        Some(name) => format!("{before} ({name})"),
+        None => before.to_owned(),
+    }
 }
 
 /// The size of the pieces that an artefact is written to a disk in.

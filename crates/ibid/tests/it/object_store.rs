@@ -21,6 +21,7 @@ on_both!(
     an_upload_that_a_killed_worker_began_is_given_up,
     what_no_row_names_is_deleted_from_the_store,
     calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for,
+    how_requests_to_the_store_are_signed_is_not_told,
 );
 
 /// An installation and its exporter over the store.
@@ -227,6 +228,25 @@ async fn calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for(on:
     let left = server.objects("a/prefix");
     assert_eq!(left.len(), 6 + 1, "{left:?}");
     assert_eq!(server.unfinished(), 0);
+}
+
+async fn how_requests_to_the_store_are_signed_is_not_told(on: &On) {
+    let server = S3Server::start().await;
+    let (home, exporter) = at(&server, on, 0).await;
+    home.import(&chat(20)).await;
+    let job = home.export("ann", "all").await;
+    server.faults().set(100, Fault::Denied);
+    home.work().await;
+    // Its owner reads this.
+    let waiting = home.find(job).await.export.waiting.unwrap();
+    for said in [waiting.problem.detail, exporter.ready().await.unwrap_err()] {
+        assert!(said.contains("403"), "{said}");
+        assert!(!said.contains("AKIDEXAMPLE"), "{said}");
+        assert!(!said.contains("SESSIONTOKEN"), "{said}");
+    }
+    let listed = exporter.vault.jobs().await.unwrap_err().to_string();
+    assert!(listed.contains("SignatureDoesNotMatch"), "{listed}");
+    assert!(!listed.contains("SESSIONTOKEN"), "{listed}");
 }
 
 /// The same on a store of the world: see `scripts/test-s3`.
