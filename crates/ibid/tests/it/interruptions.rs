@@ -163,6 +163,8 @@ pub enum Step {
     Parts,
     /// Records a part whose bytes are written.
     PartDone,
+    /// Notes an upload that was begun.
+    UploadBegun,
     /// Asks to keep its lease.
     Renew,
     /// Says how the attempt ended; the artefact is written if it ended well.
@@ -273,6 +275,7 @@ impl Ledger for InterruptedLedger {
     }
 
     async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError> {
+        self.step(Step::UploadBegun).await?;
         self.ledger.upload_begun(job, claim, id).await
     }
 
