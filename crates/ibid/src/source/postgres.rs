@@ -220,7 +220,7 @@ pub(crate) async fn sight(
     //
     // Where the log is the application's own, behind views, these need not have `first_seq` and
     // `last_seq`: the names in the lateral subqueries then mean those of `absent`, and the messages
-    // are asked.
+    // are asked. Nor need a conversation there begin with seq 1.
     let rows = tx
         .query_typed(
             "SELECT pg_is_in_recovery(),
@@ -243,7 +243,9 @@ pub(crate) async fn sight(
                                            ORDER BY m.seq DESC LIMIT 1), 0)
                     END,
                     c.history, c.ex_members,
-                    CASE WHEN s.first IS NULL AND c.history = 'all'
+                    CASE WHEN c.history = 'all'
+                         AND (s.first IS NULL OR (SELECT relkind <> 'r' FROM pg_class
+                                                  WHERE oid = 'ibid.message'::regclass))
                     THEN (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
                           ORDER BY m.seq LIMIT 1)
                     END
