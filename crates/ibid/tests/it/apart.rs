@@ -71,6 +71,7 @@ on_every_pair!(
     a_refused_request_leaves_no_pin,
     a_job_whose_creation_was_not_answered_is_found_again_and_made,
     a_lost_pin_fails_the_job_at_its_claim,
+    a_log_that_does_not_answer_is_not_ready,
     a_pin_that_is_lost_while_the_job_is_made_fails_it_before_it_is_done,
     a_pin_is_kept_while_the_job_can_be_retried_and_released_when_it_is_over,
 );
@@ -172,6 +173,14 @@ async fn a_job_whose_creation_was_not_answered_is_found_again_and_made(ledger: &
     let lines = String::from_utf8(home.lines(export.job_id).await).unwrap();
     assert_eq!(lines.lines().count(), 3, "{lines}");
     assert_eq!(pins(&home).await, 1);
+}
+
+async fn a_log_that_does_not_answer_is_not_ready(ledger: &On, log: &On) {
+    let home = Installation::apart(ledger, log).await;
+    home.exporter.ready().await.unwrap();
+    home.change_log("ALTER TABLE pin RENAME TO gone").await;
+    let why = home.exporter.ready().await.unwrap_err();
+    assert!(why.starts_with("the log: "), "{why}");
 }
 
 async fn a_lost_pin_fails_the_job_at_its_claim(ledger: &On, log: &On) {
