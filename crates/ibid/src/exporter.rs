@@ -271,7 +271,9 @@ impl Exporter {
             return Ok(Created::Replayed(export));
         }
         let job = new.job_id;
-        let taken = self.source.take(job, &new.user, &new.request.scope).await?;
+        let ledger = self.ledger.identity().await?;
+        let scope = &new.request.scope;
+        let taken = self.source.take(job, &ledger, &new.user, scope).await?;
         let created = self
             .ledger
             .create(new, self.terms.limits, Some(taken))

@@ -253,10 +253,11 @@ impl Janitor {
 
     /// Takes pins away whose job was never created, or needs the log no more.
     async fn release_pins(&self) -> Result<u64, SweepError> {
+        let own = self.ledger.identity().await?;
         let mut released = 0;
         let mut after = None;
         loop {
-            let pins = self.source.pins(PIN_PATIENCE, after, BATCH).await?;
+            let pins = self.source.pins(&own, PIN_PATIENCE, after, BATCH).await?;
             for job in &pins {
                 let found = self.ledger.find(*job).await?;
                 if found.is_none_or(|found| !found.export.needs_log()) {
@@ -345,7 +346,10 @@ async fn give_up_uploads(
             }
             let (job, claim) = (upload.job_id, upload.claim);
             let key = Key::Artefact { job, claim };
-            if failures.pass(vault.give_up(key, &upload.id).await).is_some() {
+            if failures
+                .pass(vault.give_up(key, &upload.id).await)
+                .is_some()
+            {
                 ledger.upload_ended(job, &upload.id).await?;
                 given_up += 1;
             }

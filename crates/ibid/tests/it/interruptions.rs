@@ -108,8 +108,14 @@ impl Source for InterruptedSource {
         self.source.end_load().await
     }
 
-    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
-        self.source.take(job, user, scope).await
+    async fn take(
+        &self,
+        job: JobId,
+        ledger: &str,
+        user: &UserId,
+        scope: &Scope,
+    ) -> Result<Sight, TakeError> {
+        self.source.take(job, ledger, user, scope).await
     }
 
     async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
@@ -118,11 +124,12 @@ impl Source for InterruptedSource {
 
     async fn pins(
         &self,
+        ledger: &str,
         age: Duration,
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<JobId>, SourceError> {
-        self.source.pins(age, after, limit).await
+        self.source.pins(ledger, age, after, limit).await
     }
 
     async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
