@@ -440,8 +440,11 @@ impl Export {
         self.lease = None;
         self.waiting = None;
         self.problem = Some(problem);
-        self.finished_at = Some(now);
-        self.expires_at = Some(now.plus(terms.retention));
+        // What was told of a file that could not be made again stays true.
+        if self.artefact.is_none() {
+            self.finished_at = Some(now);
+            self.expires_at = Some(now.plus(terms.retention));
+        }
     }
 }
 
@@ -812,6 +815,22 @@ mod tests {
             told,
             (export.finished_at, export.expires_at, export.artefact)
         );
+    }
+
+    #[test]
+    fn a_done_export_that_could_not_be_made_again_keeps_its_retention() {
+        let mut export = at(State::Done);
+        let told = (export.finished_at, export.expires_at);
+        let later = Time::from_seconds(1_050);
+        export.on(Event::Retried, later).unwrap();
+        export.on(events()[0].clone(), later).unwrap();
+        let problem = problem();
+        let terms = TERMS;
+        export.on(Event::GaveUp { problem, terms }, later).unwrap();
+        assert_eq!(export.state, State::Failed);
+        assert_eq!(told, (export.finished_at, export.expires_at));
+        let edge = Time::from_seconds(1_100);
+        assert_eq!(export.state_at(edge), State::Expired);
     }
 
     #[test]

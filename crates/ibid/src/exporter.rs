@@ -23,6 +23,7 @@ use crate::link::{KeyRing, Link, LinkError};
 use crate::postgres::{ConnectError, Pg};
 use crate::scope::Request;
 use crate::segment;
+use crate::snapshot::Snapshot;
 use crate::source::postgres::PostgresSource;
 use crate::source::sqlite::SqliteSource;
 use crate::source::{Source, SourceError};
@@ -203,7 +204,7 @@ impl Exporter {
         }
     }
 
-    /// Whether the database and the store answer.
+    /// Whether the databases and the store answer.
     ///
     /// # Errors
     /// Which of them does not, and why.
@@ -211,6 +212,10 @@ impl Exporter {
         let nobody = JobId::from_bytes([0; 16]);
         let ledger = self.ledger.find(nobody).await;
         ledger.map_err(|error| format!("the ledger: {error}"))?;
+        if self.log_elsewhere {
+            let log = self.source.pinned(nobody, &Snapshot::up_to(0)).await;
+            log.map_err(|error| format!("the log: {error}"))?;
+        }
         let nothing = Key::Artefact {
             job: nobody,
             claim: ClaimId::from_bytes([0; 16]),
@@ -266,7 +271,9 @@ impl Exporter {
             return Ok(Created::Replayed(export));
         }
         let job = new.job_id;
-        let taken = self.source.take(job, &new.user, &new.request.scope).await?;
+        let ledger = self.ledger.identity().await?;
+        let scope = &new.request.scope;
+        let taken = self.source.take(job, &ledger, &new.user, scope).await?;
         let created = self
             .ledger
             .create(new, self.terms.limits, Some(taken))

@@ -29,6 +29,10 @@ const LAST_WRITES: Duration = Duration::from_secs(600);
 /// How many rows one transaction takes.
 const BATCH: u32 = 100;
 
+/// After so many failures in a row, what failed is away as a whole, and each further try would wait
+/// for it.
+const MOST_FAILURES: usize = 10;
+
 /// How long a pin is left alone: its job may be about to be created.
 const PIN_PATIENCE: Duration = Duration::from_secs(3600);
 
@@ -72,7 +76,7 @@ impl Swept {
     }
 }
 
-/// Why a sweep ended early.
+/// Why a sweep did not do all that it should.
 #[derive(Debug, thiserror::Error)]
 pub enum SweepError {
     #[error(
@@ -87,6 +91,50 @@ pub enum SweepError {
     Source(#[from] SourceError),
     #[error(transparent)]
     Vault(#[from] VaultError),
+}
+
+/// What a sweep met and went past.
+#[derive(Default)]
+struct Failures {
+    first: Option<SweepError>,
+    in_a_row: usize,
+}
+
+impl Failures {
+    /// Begins with things of another kind.
+    fn begin(&mut self) {
+        self.in_a_row = 0;
+    }
+
+    /// Notes how a step has ended.
+    fn pass<T>(&mut self, step: Result<T, impl Into<SweepError>>) -> Option<T> {
+        match step {
+            Ok(done) => {
+                self.in_a_row = 0;
+                Some(done)
+            }
+            Err(error) => {
+                self.in_a_row += 1;
+                self.first.get_or_insert_with(|| error.into());
+                None
+            }
+        }
+    }
+
+    /// Whether so many have failed that the next of their kind would, too.
+    fn are_many(&self) -> bool {
+        self.in_a_row >= MOST_FAILURES
+    }
+
+    fn end(self, swept: Swept) -> Result<Swept, SweepError> {
+        match self.first {
+            None => Ok(swept),
+            Some(error) => {
+                swept.log();
+                Err(error)
+            }
+        }
+    }
 }
 
 impl Janitor {
@@ -114,13 +162,12 @@ impl Janitor {
             };
             match stop.run_until_cancelled(sweep).await {
                 None => return,
-                Some(Ok(swept)) => {
-                    if all {
-                        all_at = tokio::time::Instant::now();
-                    }
-                    swept.log();
-                }
-                Some(Err(error)) => tracing::warn!(%error, "the sweep ended early"),
+                Some(Ok(swept)) => swept.log(),
+                Some(Err(error)) => tracing::warn!(%error, "the sweep left something"),
+            }
+            if all {
+                // Also after a failure, which may last, and all of it is much to list.
+                all_at = tokio::time::Instant::now();
             }
         }
     }
@@ -129,28 +176,47 @@ impl Janitor {
     /// uploads that nobody will finish.
     ///
     /// # Errors
-    /// See [`SweepError`]; what was done stays done, and the next sweep goes on.
+    /// See [`SweepError`]; what was done stays done, and the next sweep goes on. What cannot be
+    /// deleted is left for it, and does not keep this one from the rest.
     pub async fn sweep(&self) -> Result<Swept, SweepError> {
+        let mut failures = Failures::default();
+        let swept = self.sweep_known(&mut failures).await?;
+        failures.end(swept)
+    }
+
+    async fn sweep_known(&self, failures: &mut Failures) -> Result<Swept, SweepError> {
         let (ledger, vault) = (self.ledger.as_ref(), &self.vault);
         let mut swept = Swept::default();
+        failures.begin();
         loop {
             let expired = ledger.expire(BATCH).await?;
             swept.expired += expired.len() as u64;
             for job in &expired {
-                self.source.unpin(*job).await?;
+                // A pin that stays is found when all is swept.
+                if !failures.are_many() {
+                    failures.pass(self.source.unpin(*job).await);
+                }
             }
             if expired.len() < BATCH as usize {
                 break;
             }
         }
+        failures.begin();
         let settled = ledger.now().await?.minus(LAST_WRITES);
         for (job, since) in ledger.purges(BATCH * 10).await? {
-            swept.objects += tidy_objects(ledger, vault, job).await?;
+            if failures.are_many() {
+                break;
+            }
+            let Some(objects) = failures.pass(tidy_objects(ledger, vault, job).await) else {
+                continue;
+            };
+            swept.objects += objects;
             if since <= settled {
                 ledger.purged(job).await?;
             }
         }
-        swept.uploads = give_up_uploads(ledger, vault, None).await?;
+        failures.begin();
+        swept.uploads = give_up_uploads(ledger, vault, None, failures).await?;
         Ok(swept)
     }
 
@@ -159,14 +225,20 @@ impl Janitor {
     /// # Errors
     /// As [`Janitor::sweep`].
     pub async fn sweep_all(&self) -> Result<Swept, SweepError> {
-        let mut swept = self.sweep().await?;
+        let mut failures = Failures::default();
+        let mut swept = self.sweep_known(&mut failures).await?;
         let own = self.ledger.identity().await?;
         let found = self.vault.owner(&own).await?;
         if found != own {
             return Err(SweepError::ForeignVault { found, own });
         }
+        failures.begin();
         for job in self.vault.jobs().await? {
-            swept.objects += tidy_objects(self.ledger.as_ref(), &self.vault, job).await?;
+            if failures.are_many() {
+                break;
+            }
+            let objects = tidy_objects(self.ledger.as_ref(), &self.vault, job).await;
+            swept.objects += failures.pass(objects).unwrap_or(0);
         }
         loop {
             let records = self.ledger.forget(self.record, BATCH).await?;
@@ -176,15 +248,16 @@ impl Janitor {
             }
         }
         swept.pins = self.release_pins().await?;
-        Ok(swept)
+        failures.end(swept)
     }
 
     /// Takes pins away whose job was never created, or needs the log no more.
     async fn release_pins(&self) -> Result<u64, SweepError> {
+        let own = self.ledger.identity().await?;
         let mut released = 0;
         let mut after = None;
         loop {
-            let pins = self.source.pins(PIN_PATIENCE, after, BATCH).await?;
+            let pins = self.source.pins(&own, PIN_PATIENCE, after, BATCH).await?;
             for job in &pins {
                 let found = self.ledger.find(*job).await?;
                 if found.is_none_or(|found| !found.export.needs_log()) {
@@ -206,8 +279,13 @@ pub(crate) async fn tidy(
     vault: &Vault,
     job: JobId,
 ) -> Result<u64, SweepError> {
+    let mut failures = Failures::default();
     let objects = tidy_objects(ledger, vault, job).await?;
-    Ok(objects + give_up_uploads(ledger, vault, Some(job)).await?)
+    let uploads = give_up_uploads(ledger, vault, Some(job), &mut failures).await?;
+    match failures.first {
+        None => Ok(objects + uploads),
+        Some(error) => Err(error),
+    }
 }
 
 async fn tidy_objects(ledger: &dyn Ledger, vault: &Vault, job: JobId) -> Result<u64, SweepError> {
@@ -256,19 +334,27 @@ async fn give_up_uploads(
     ledger: &dyn Ledger,
     vault: &Vault,
     job: Option<JobId>,
+    failures: &mut Failures,
 ) -> Result<u64, SweepError> {
     let mut given_up = 0;
     loop {
         let uploads = ledger.abandoned_uploads(job, BATCH).await?;
+        let before = given_up;
         for upload in &uploads {
+            if failures.are_many() {
+                return Ok(given_up);
+            }
             let (job, claim) = (upload.job_id, upload.claim);
-            vault
-                .give_up(Key::Artefact { job, claim }, &upload.id)
-                .await?;
-            ledger.upload_ended(job, &upload.id).await?;
-            given_up += 1;
+            let key = Key::Artefact { job, claim };
+            if failures
+                .pass(vault.give_up(key, &upload.id).await)
+                .is_some()
+            {
+                ledger.upload_ended(job, &upload.id).await?;
+                given_up += 1;
+            }
         }
-        if uploads.len() < BATCH as usize {
+        if uploads.len() < BATCH as usize || given_up == before {
             return Ok(given_up);
         }
     }

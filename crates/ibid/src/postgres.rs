@@ -30,6 +30,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0004_pins.sql"),
     include_str!("../migrations/postgres/0005_views.sql"),
     include_str!("../migrations/postgres/0006_uploads.sql"),
+    include_str!("../migrations/postgres/0007_pins_of_ledgers.sql"),
 ];
 
 /// The oldest server that is supported, as `server_version_num`.

@@ -40,8 +40,8 @@ pub trait Source: Send + Sync {
     /// Declares the first load finished, whatever files were begun and given up.
     async fn end_load(&self) -> Result<(), SourceError>;
 
-    /// Takes what `user` may see of `scope` now, and pins its snapshot for `job`, all in one
-    /// transaction that is safe on disk when this returns.
+    /// Takes what `user` may see of `scope` now, and pins its snapshot for `job` of `ledger`, all
+    /// in one transaction that is safe on disk when this returns.
     ///
     /// A pin is how a log that lies elsewhere than the ledger proves that it is still the one
     /// from which a job was created. A log that went back to an older state (another server
@@ -50,15 +50,22 @@ pub trait Source: Send + Sync {
     ///
     /// # Errors
     /// See [`TakeError`]; nothing is pinned then.
-    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError>;
+    async fn take(
+        &self,
+        job: JobId,
+        ledger: &str,
+        user: &UserId,
+        scope: &Scope,
+    ) -> Result<Sight, TakeError>;
 
     /// Whether this very snapshot is pinned for `job`.
     async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError>;
 
-    /// Jobs that have had a pin for longer than `age`, in their order, at most `limit`, from the
-    /// one after `after` on.
+    /// Jobs of `ledger` that have had a pin for longer than `age`, in their order, at most `limit`,
+    /// from the one after `after` on. Others may read the log, too.
     async fn pins(
         &self,
+        ledger: &str,
         age: Duration,
         after: Option<JobId>,
         limit: u32,

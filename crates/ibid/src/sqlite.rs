@@ -32,6 +32,7 @@ const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/sqlite/0004_pins.sql"),
     "",
     include_str!("../migrations/sqlite/0006_uploads.sql"),
+    include_str!("../migrations/sqlite/0007_pins_of_ledgers.sql"),
 ];
 
 /// Why the file cannot be used.

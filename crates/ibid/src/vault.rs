@@ -61,7 +61,7 @@ impl From<object_store::Error> for VaultError {
     fn from(error: object_store::Error) -> VaultError {
         match error {
             object_store::Error::NotFound { .. } => VaultError::Missing,
-            other => VaultError::Unavailable(describe(&other)),
+            other => VaultError::Unavailable(without_body(&describe(&other))),
         }
     }
 }
@@ -79,6 +79,25 @@ fn describe(error: &dyn std::error::Error) -> String {
         cause = next.source();
     }
     text
+}
+
+/// What a store's error says, without the body of the store's answer, of which only the name of
+/// the error is kept: a store may put into it how the request was signed, and with it the token of
+/// a session, and the owner of an export reads why it has to wait.
+fn without_body(text: &str) -> String {
+    let Some((before, body)) = text.split_once('<') else {
+        return text.to_owned();
+    };
+    let before = before.trim_end_matches([' ', ':']);
+    let name = body.split_once("<Code>").and_then(|(_, rest)| {
+        let (name, _) = rest.split_once("</Code>")?;
+        let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric());
+        plain.then_some(name)
+    });
+    match name {
+        Some(name) => format!("{before} ({name})"),
+        None => before.to_owned(),
+    }
 }
 
 /// The size of the pieces that an artefact is written to a disk in.
@@ -136,6 +155,57 @@ fn split_url(url: &str) -> Option<(&str, &str, &str)> {
     (known && named && prefix_is_plain).then_some((scheme, bucket, prefix))
 }
 
+/// Whether `text` is `http` or `https`, a host with an optional port, and an optional path. A user
+/// and password would stand in the reason why an export has to wait.
+fn is_server(text: &str) -> bool {
+    let rest = text.strip_prefix("https://");
+    let Some(rest) = rest.or_else(|| text.strip_prefix("http://")) else {
+        return false;
+    };
+    let (at, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (host, port) = match at.rsplit_once(':') {
+        // The last colon of `[::1]` is the address's own.
+        Some((host, port)) if !port.ends_with(']') => (host, port.parse::<u16>().is_ok()),
+        _ => (at, true),
+    };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    let host_is_good = match host
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+    {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => !host.is_empty() && host.chars().all(plain),
+    };
+    host_is_good && port && path.chars().all(|c| plain(c) || matches!(c, '/' | '~'))
+}
+
+/// Whether requests can be made with this option of the stores of `scheme`; the client panics
+/// where they cannot.
+fn check_option(scheme: &str, name: &str, value: &str) -> Result<(), &'static str> {
+    let is_address = match scheme {
+        "s3" => matches!(
+            name,
+            "aws_endpoint"
+                | "aws_endpoint_url"
+                | "aws_endpoint_url_s3"
+                | "aws_endpoint_url_sts"
+                | "aws_metadata_endpoint"
+        ),
+        "gs" => name == "google_base_url",
+        _ => matches!(name, "azure_endpoint" | "azure_storage_endpoint"),
+    };
+    if is_address {
+        let form = "an address as https://HOST:PORT, without user and password";
+        return is_server(value).then_some(()).ok_or(form);
+    }
+    let is_region = scheme == "s3" && matches!(name, "aws_region" | "aws_default_region");
+    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
+    if is_region && !value.chars().all(plain) {
+        return Err("the name of a region, as eu-west-1");
+    }
+    Ok(())
+}
+
 impl Vault {
     /// The vault in a folder of a local disk, which is created (for its owner only) where it is
     /// missing. What was written survives a power cut once the call has answered.
@@ -161,7 +231,7 @@ impl Vault {
 
     /// The vault in an object store. `options` are the variables by which the store's own tools
     /// are configured, as `AWS_REGION` and `AWS_ACCESS_KEY_ID`; those that mean nothing to this
-    /// store are ignored. Nothing is sent yet.
+    /// store, and those that are empty, are ignored. Nothing is sent yet.
     ///
     /// # Errors
     /// The address is none, or something that it needs is missing.
@@ -176,9 +246,17 @@ impl Vault {
         };
         // Without one the client would panic; a second one is refused, which is no error.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let options = options
-            .into_iter()
-            .map(|(name, value)| (name.to_ascii_lowercase(), value));
+        let mut given = Vec::new();
+        for (name, value) in options {
+            if value.is_empty() {
+                continue;
+            }
+            let lower = name.to_ascii_lowercase();
+            check_option(scheme, &lower, value)
+                .map_err(|what| VaultError::Unavailable(format!("{name} must be {what}")))?;
+            given.push((lower, value));
+        }
+        let options = given.into_iter();
         let client = ClientOptions::new()
             .with_timeout(REQUEST_LIMIT)
             .with_connect_timeout(CONNECT_LIMIT);
@@ -598,10 +676,11 @@ struct Pieces {
 
 impl Upload {
     /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
-    /// if it is neither finished nor given up. `None` where nothing can stay.
+    /// if it is neither finished nor given up. `None` where nothing can stay, and where the store
+    /// has no such ids: Azure forgets pieces by itself.
     pub fn id(&self) -> Option<&str> {
         match &self.sink {
-            Sink::Pieces(pieces) => Some(&pieces.id),
+            Sink::Pieces(pieces) => Some(pieces.id.as_str()).filter(|id| !id.is_empty()),
             Sink::File(_) | Sink::Object(..) => None,
         }
     }
@@ -681,6 +760,53 @@ mod tests {
             "s3://user:pw@b",
         ] {
             assert!(!is_object_store(wrong), "{wrong}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_upload_that_has_no_name_in_the_store_is_not_noted() {
+        // Azure gives none, so two of one job could not be told apart. Nothing is sent yet.
+        let options = [
+            ("AZURE_STORAGE_ACCOUNT_NAME", "a"),
+            ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5"),
+        ];
+        let vault = Vault::at_url("az://c/p", options).unwrap();
+        let key = Key::Artefact {
+            job: JobId::from_bytes([1; 16]),
+            claim: ClaimId::from_bytes([2; 16]),
+        };
+        let upload = vault.upload(key, 20 * 1024 * 1024).await.unwrap();
+        assert_eq!(upload.id(), None);
+    }
+
+    #[tokio::test]
+    async fn a_variable_with_which_no_request_can_be_made_is_refused() {
+        let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
+        let open = |name, value| Vault::at_url("s3://b", keys.into_iter().chain([(name, value)]));
+        for (name, value) in [
+            ("AWS_ENDPOINT_URL", "localhost:9000"),
+            ("AWS_ENDPOINT_URL", "http://a:b:c"),
+            ("AWS_ENDPOINT_URL_S3", "not an address"),
+            ("AWS_ENDPOINT", "ftp://localhost"),
+            ("AWS_ENDPOINT_URL", "http://user:hunter2@localhost"),
+            ("AWS_REGION", "eu west"),
+        ] {
+            let refused = open(name, value).map(drop).unwrap_err().to_string();
+            assert!(refused.contains(name), "{refused}");
+            assert!(!refused.contains("hunter2"), "{refused}");
+        }
+        // What is empty is as if it were not there.
+        for name in ["AWS_ENDPOINT_URL", "AWS_REGION", "AWS_SESSION_TOKEN"] {
+            open(name, "").map(drop).unwrap();
+        }
+        for (name, value) in [
+            ("AWS_ENDPOINT_URL", "http://localhost:9000/s3"),
+            ("AWS_ENDPOINT_URL", "https://[::1]:9000"),
+            ("AWS_REGION", "eu-west-1"),
+            // Of other stores.
+            ("AZURE_STORAGE_ENDPOINT", "none"),
+        ] {
+            open(name, value).map(drop).unwrap();
         }
     }
 

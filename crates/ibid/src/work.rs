@@ -370,7 +370,13 @@ impl Workshop {
         let mut upload = self.vault.upload(key, bytes).await?;
         if let Some(id) = upload.id() {
             // Known before the first byte is sent, so that it can be given up by others.
-            self.ledger.upload_begun(job, claim.id, id).await?;
+            if let Err(error) = self.ledger.upload_begun(job, claim.id, id).await {
+                // Nobody else may ever hear of it.
+                if let Err(error) = self.vault.give_up(key, id).await {
+                    tracing::warn!(%job, %error, "an upload could not be given up");
+                }
+                return Err(error.into());
+            }
         }
         let mut whole = Whole::default();
         upload.write(whole.push(&HEADER)).await?;

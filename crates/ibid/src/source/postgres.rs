@@ -100,11 +100,17 @@ impl Source for PostgresSource {
         Ok(())
     }
 
-    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
+    async fn take(
+        &self,
+        job: JobId,
+        ledger: &str,
+        user: &UserId,
+        scope: &Scope,
+    ) -> Result<Sight, TakeError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
         let sight = sight(&tx, user, scope).await?;
-        pin(&tx, job, &sight.snapshot).await?;
+        pin(&tx, job, Some(ledger), &sight.snapshot).await?;
         durable(&tx).await?;
         tx.commit().await?;
         Ok(sight)
@@ -126,6 +132,7 @@ impl Source for PostgresSource {
 
     async fn pins(
         &self,
+        ledger: &str,
         age: Duration,
         after: Option<JobId>,
         limit: u32,
@@ -137,12 +144,13 @@ impl Source for PostgresSource {
             .query_typed(
                 "SELECT job_id FROM ibid.pin
                  WHERE pinned_at <= extract(epoch FROM clock_timestamp()) * 1000000 - $1
-                   AND job_id > $2
+                   AND job_id > $2 AND ledger = $4
                  ORDER BY job_id LIMIT $3",
                 &[
                     (&age, Type::INT8),
                     (&after, Type::TEXT),
                     (&i64::from(limit), Type::INT8),
+                    (&ledger, Type::TEXT),
                 ],
             )
             .await?;
@@ -220,7 +228,7 @@ pub(crate) async fn sight(
     //
     // Where the log is the application's own, behind views, these need not have `first_seq` and
     // `last_seq`: the names in the lateral subqueries then mean those of `absent`, and the messages
-    // are asked.
+    // are asked. Nor need a conversation there begin with seq 1.
     let rows = tx
         .query_typed(
             "SELECT pg_is_in_recovery(),
@@ -243,7 +251,9 @@ pub(crate) async fn sight(
                                            ORDER BY m.seq DESC LIMIT 1), 0)
                     END,
                     c.history, c.ex_members,
-                    CASE WHEN s.first IS NULL AND c.history = 'all'
+                    CASE WHEN c.history = 'all'
+                         AND (s.first IS NULL OR (SELECT relkind <> 'r' FROM pg_class
+                                                  WHERE oid = 'ibid.message'::regclass))
                     THEN (SELECT seq FROM ibid.message m WHERE m.conv = s.conv
                           ORDER BY m.seq LIMIT 1)
                     END
@@ -291,17 +301,20 @@ pub(crate) async fn sight(
     Ok(Sight { snapshot, windows })
 }
 
-/// Pins `snapshot` for `job`.
+/// Pins `snapshot` for `job` of `ledger`; `None` is the one in this database.
 pub(crate) async fn pin(
     tx: &Transaction<'_>,
     job: JobId,
+    ledger: Option<&str>,
     snapshot: &Snapshot,
 ) -> Result<(), SourceError> {
     tx.execute_typed(
-        "INSERT INTO ibid.pin (job_id, snapshot) VALUES ($1, $2)",
+        "INSERT INTO ibid.pin (job_id, snapshot, ledger)
+         VALUES ($1, $2, coalesce($3, (SELECT uuid FROM ibid.ledger_identity)))",
         &[
             (&job.to_string(), Type::TEXT),
             (&snapshot_text(snapshot)?, Type::TEXT),
+            (&ledger, Type::TEXT),
         ],
     )
     .await?;

@@ -67,12 +67,18 @@ impl Source for SqliteSource {
             .await
     }
 
-    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
-        let (user, scope) = (user.clone(), scope.clone());
+    async fn take(
+        &self,
+        job: JobId,
+        ledger: &str,
+        user: &UserId,
+        scope: &Scope,
+    ) -> Result<Sight, TakeError> {
+        let (ledger, user, scope) = (ledger.to_owned(), user.clone(), scope.clone());
         self.db
             .write(move |tx| {
                 let sight = sight(tx, &user, &scope)?;
-                pin(tx, job, &sight.snapshot)?;
+                pin(tx, job, Some(&ledger), &sight.snapshot)?;
                 Ok(sight)
             })
             .await
@@ -93,20 +99,23 @@ impl Source for SqliteSource {
 
     async fn pins(
         &self,
+        ledger: &str,
         age: Duration,
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<JobId>, SourceError> {
+        let ledger = ledger.to_owned();
         self.db
             .read(move |tx| {
                 let mut statement = tx.prepare_cached(
                     "SELECT job_id FROM pin
                      WHERE pinned_at <= unixepoch('subsec') * 1000000 - ?1 AND job_id > ?2
+                       AND ledger = ?4
                      ORDER BY job_id LIMIT ?3",
                 )?;
                 let age = i64::try_from(age.as_micros()).unwrap_or(i64::MAX);
                 let after = after.map_or_else(String::new, |job| job.to_string());
-                let mut rows = statement.query(params![age, after, limit])?;
+                let mut rows = statement.query(params![age, after, limit, ledger])?;
                 let mut jobs = Vec::new();
                 while let Some(row) = rows.next()? {
                     jobs.extend(JobId::parse(&row.get::<_, String>(0)?));
@@ -181,14 +190,18 @@ pub(crate) fn sight(
     Ok(Sight { snapshot, windows })
 }
 
-/// Pins `snapshot` for `job`.
+/// Pins `snapshot` for `job` of `ledger`; `None` is the one in this database.
 pub(crate) fn pin(
     tx: &Transaction<'_>,
     job: JobId,
+    ledger: Option<&str>,
     snapshot: &Snapshot,
 ) -> Result<(), SourceError> {
-    tx.prepare_cached("INSERT INTO pin (job_id, snapshot) VALUES (?1, ?2)")?
-        .execute([job.to_string(), snapshot_text(snapshot)?])?;
+    tx.prepare_cached(
+        "INSERT INTO pin (job_id, snapshot, ledger)
+         VALUES (?1, ?2, coalesce(?3, (SELECT uuid FROM ledger_identity)))",
+    )?
+    .execute(params![job.to_string(), snapshot_text(snapshot)?, ledger])?;
     Ok(())
 }
 

@@ -71,6 +71,8 @@ on_every_pair!(
     a_refused_request_leaves_no_pin,
     a_job_whose_creation_was_not_answered_is_found_again_and_made,
     a_lost_pin_fails_the_job_at_its_claim,
+    a_pin_is_swept_by_its_own_ledger_only,
+    a_log_that_does_not_answer_is_not_ready,
     a_pin_that_is_lost_while_the_job_is_made_fails_it_before_it_is_done,
     a_pin_is_kept_while_the_job_can_be_retried_and_released_when_it_is_over,
 );
@@ -172,6 +174,36 @@ async fn a_job_whose_creation_was_not_answered_is_found_again_and_made(ledger: &
     let lines = String::from_utf8(home.lines(export.job_id).await).unwrap();
     assert_eq!(lines.lines().count(), 3, "{lines}");
     assert_eq!(pins(&home).await, 1);
+}
+
+async fn a_log_that_does_not_answer_is_not_ready(ledger: &On, log: &On) {
+    let home = Installation::apart(ledger, log).await;
+    home.exporter.ready().await.unwrap();
+    home.change_log("ALTER TABLE pin RENAME TO gone").await;
+    let why = home.exporter.ready().await.unwrap_err();
+    assert!(why.starts_with("the log: "), "{why}");
+}
+
+async fn a_pin_is_swept_by_its_own_ledger_only(ledger: &On, log: &On) {
+    let home = Installation::apart(ledger, log).await;
+    let other = Installation::apart(ledger, log).await;
+    home.import(&some_chat()).await;
+    let job = home.export("ann", "all").await;
+    // Nobody heard whether this one was created, and it was not.
+    let nobodys = JobId::random().unwrap();
+    home.change_log(&format!(
+        "UPDATE pin SET job_id = '{nobodys}' WHERE job_id = '{}'",
+        home.export("ann", "all").await
+    ))
+    .await;
+    home.change_log("UPDATE pin SET pinned_at = 0").await;
+    let mut stranger = other.janitor();
+    stranger.source = Arc::clone(&home.exporter.source);
+    assert_eq!(stranger.sweep_all().await.unwrap().pins, 0);
+    assert_eq!(home.janitor().sweep_all().await.unwrap().pins, 1);
+    assert_eq!(pins(&home).await, 1);
+    home.work().await;
+    assert_eq!(home.state(job).await, State::Done);
 }
 
 async fn a_lost_pin_fails_the_job_at_its_claim(ledger: &On, log: &On) {

@@ -108,8 +108,14 @@ impl Source for InterruptedSource {
         self.source.end_load().await
     }
 
-    async fn take(&self, job: JobId, user: &UserId, scope: &Scope) -> Result<Sight, TakeError> {
-        self.source.take(job, user, scope).await
+    async fn take(
+        &self,
+        job: JobId,
+        ledger: &str,
+        user: &UserId,
+        scope: &Scope,
+    ) -> Result<Sight, TakeError> {
+        self.source.take(job, ledger, user, scope).await
     }
 
     async fn pinned(&self, job: JobId, snapshot: &Snapshot) -> Result<bool, SourceError> {
@@ -118,11 +124,12 @@ impl Source for InterruptedSource {
 
     async fn pins(
         &self,
+        ledger: &str,
         age: Duration,
         after: Option<JobId>,
         limit: u32,
     ) -> Result<Vec<JobId>, SourceError> {
-        self.source.pins(age, after, limit).await
+        self.source.pins(ledger, age, after, limit).await
     }
 
     async fn unpin(&self, job: JobId) -> Result<(), SourceError> {
@@ -163,6 +170,8 @@ pub enum Step {
     Parts,
     /// Records a part whose bytes are written.
     PartDone,
+    /// Notes an upload that was begun.
+    UploadBegun,
     /// Asks to keep its lease.
     Renew,
     /// Says how the attempt ended; the artefact is written if it ended well.
@@ -273,6 +282,7 @@ impl Ledger for InterruptedLedger {
     }
 
     async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError> {
+        self.step(Step::UploadBegun).await?;
         self.ledger.upload_begun(job, claim, id).await
     }
 

@@ -13,14 +13,17 @@ use sha2::{Digest as _, Sha256};
 
 use crate::events::{chat, join, say};
 use crate::harness::{Installation, LEASE, On, UNTIL_IDLE, on_both, work};
+use crate::interruptions::{InterruptedLedger, Step, Then};
 use crate::s3_server::{Fault, S3Server};
 
 on_both!(
     the_file_is_the_one_that_a_disk_gives_and_parts_are_gone,
     a_large_artefact_is_sent_in_pieces,
     an_upload_that_a_killed_worker_began_is_given_up,
+    an_upload_that_cannot_be_noted_is_given_up,
     what_no_row_names_is_deleted_from_the_store,
     calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for,
+    how_requests_to_the_store_are_signed_is_not_told,
 );
 
 /// An installation and its exporter over the store.
@@ -142,6 +145,28 @@ async fn an_upload_that_a_killed_worker_began_is_given_up(on: &On) {
     );
 }
 
+async fn an_upload_that_cannot_be_noted_is_given_up(on: &On) {
+    let server = S3Server::start().await;
+    let (home, exporter) = at(&server, on, 0).await;
+    let mut lines = vec![join("c", "ann")];
+    lines.extend((0..500).map(|number| say("c", &noise(number * 100_000))));
+    home.import(&lines).await;
+    let job = home.export("ann", "all").await;
+    let mut workshop = exporter.workshop(1, None);
+    workshop.ledger = InterruptedLedger::at(&exporter.ledger, |step| match step {
+        Step::UploadBegun => Then::Fail,
+        _ => Then::Answer,
+    });
+    work(workshop, UNTIL_IDLE).await;
+    let export = home.find(job).await.export;
+    assert_eq!(export.waiting.unwrap().problem.kind, "database-unavailable");
+    assert_eq!(server.unfinished(), 0);
+    home.clock.advance(Duration::from_secs(60));
+    home.work().await;
+    assert!(home.artefact(job).await.bytes > 8 << 20);
+    assert_eq!(server.unfinished(), 0);
+}
+
 async fn what_no_row_names_is_deleted_from_the_store(on: &On) {
     let server = S3Server::start().await;
     let (home, exporter) = at(&server, on, 20).await;
@@ -227,6 +252,25 @@ async fn calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for(on:
     let left = server.objects("a/prefix");
     assert_eq!(left.len(), 6 + 1, "{left:?}");
     assert_eq!(server.unfinished(), 0);
+}
+
+async fn how_requests_to_the_store_are_signed_is_not_told(on: &On) {
+    let server = S3Server::start().await;
+    let (home, exporter) = at(&server, on, 0).await;
+    home.import(&chat(20)).await;
+    let job = home.export("ann", "all").await;
+    server.faults().set(100, Fault::Denied);
+    home.work().await;
+    // Its owner reads this.
+    let waiting = home.find(job).await.export.waiting.unwrap();
+    for said in [waiting.problem.detail, exporter.ready().await.unwrap_err()] {
+        assert!(said.contains("403"), "{said}");
+        assert!(!said.contains("AKIDEXAMPLE"), "{said}");
+        assert!(!said.contains("SESSIONTOKEN"), "{said}");
+    }
+    let listed = exporter.vault.jobs().await.unwrap_err().to_string();
+    assert!(listed.contains("SignatureDoesNotMatch"), "{listed}");
+    assert!(!listed.contains("SESSIONTOKEN"), "{listed}");
 }
 
 /// The same on a store of the world: see `scripts/test-s3`.

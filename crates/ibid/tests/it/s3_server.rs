@@ -41,7 +41,17 @@ pub enum Fault {
     Hangs = 2,
     /// The call is carried out, and the connection ends without an answer.
     Unanswered = 3,
+    /// The answer is 403, and its body says how the request was signed.
+    Denied = 4,
 }
+
+/// As Amazon S3 answers where the secret key is wrong.
+const DENIED: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>
+<Error><Code>SignatureDoesNotMatch</Code><Message>The request signature does not match.</Message>\
+<AWSAccessKeyId>AKIDEXAMPLE</AWSAccessKeyId><CanonicalRequest>PUT
+/vault/x
+x-amz-security-token:SESSIONTOKEN
+</CanonicalRequest></Error>";
 
 impl Faults {
     /// From now on so many of a hundred calls fail.
@@ -64,7 +74,8 @@ impl Faults {
             0 => Fault::Refused,
             1 => Fault::Cut,
             2 => Fault::Hangs,
-            _ => Fault::Unanswered,
+            3 => Fault::Unanswered,
+            _ => Fault::Denied,
         })
     }
 }
@@ -100,6 +111,11 @@ impl S3Server {
                             }
                             Some(Fault::Cut) => return Err(CutOff),
                             Some(Fault::Hangs) => std::future::pending().await,
+                            Some(Fault::Denied) => {
+                                let mut answer = Answer::new(s3s::Body::from(DENIED.to_owned()));
+                                *answer.status_mut() = hyper::StatusCode::FORBIDDEN;
+                                return Ok(answer);
+                            }
                             Some(Fault::Refused) => {
                                 let mut answer = Answer::default();
                                 *answer.status_mut() = hyper::StatusCode::SERVICE_UNAVAILABLE;

@@ -21,6 +21,7 @@ on_both!(
     a_withdrawn_export_is_gone_in_every_state,
     a_worker_that_has_not_heard_of_a_withdrawal_leaves_nothing,
     old_records_go_and_free_their_keys,
+    a_sweep_goes_on_past_what_cannot_be_deleted,
     a_vault_of_another_ledger_is_left_alone,
     a_done_export_whose_bytes_are_lost_is_made_again_and_is_the_same,
     a_done_export_that_would_come_out_other_fails,
@@ -252,6 +253,38 @@ async fn old_records_go_and_free_their_keys(on: &On) {
     assert!(matches!(new, ibid::ledger::Created::New(_)), "{new:?}");
     // One that is not over is kept, however old.
     assert_eq!(home.state(queued).await, State::Queued);
+}
+
+async fn a_sweep_goes_on_past_what_cannot_be_deleted(on: &On) {
+    let home = Installation::on(on).await;
+    home.import(&chat(20)).await;
+    let mut jobs = Vec::new();
+    for _ in 0..3 {
+        jobs.push(home.export("ann", "all").await);
+    }
+    home.work().await;
+    // Of the one that is looked at first: a folder, which is not deleted as a file is.
+    jobs.sort_by_key(JobId::to_string);
+    let claim = home.artefact(jobs[0]).await.claim.to_string();
+    let lasting = home.exporter.vault.folder().unwrap();
+    let lasting = lasting.join(jobs[0].to_string()).join(claim);
+    leave(&home, jobs[0], "x", "y");
+    std::fs::create_dir_all(lasting.join("part-000000").join("z")).unwrap();
+    home.clock.advance(Duration::from_secs(90 * 86_400));
+    let ended = home.janitor().sweep().await;
+    assert!(matches!(ended, Err(SweepError::Vault(_))), "{ended:?}");
+    for job in &jobs[1..] {
+        assert_eq!(home.kept(*job), [""; 0]);
+    }
+    let nobodys = JobId::random().unwrap();
+    leave(&home, nobodys, "x", "y");
+    let ended = home.janitor().sweep_all().await;
+    assert!(matches!(ended, Err(SweepError::Vault(_))), "{ended:?}");
+    assert_eq!(home.kept(nobodys), [""; 0]);
+    for job in jobs {
+        let found = home.exporter.ledger.find(job).await.unwrap();
+        assert!(found.is_none(), "{job}");
+    }
 }
 
 async fn a_vault_of_another_ledger_is_left_alone(on: &On) {

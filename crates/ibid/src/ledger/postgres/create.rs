@@ -36,7 +36,7 @@ pub(super) async fn create(
         // Stays, policies and snapshot come of one statement, so no join or leave falls between.
         None => {
             let sight = log::sight(tx, &new.user, &new.request.scope).await?;
-            log::pin(tx, new.job_id, &sight.snapshot).await?;
+            log::pin(tx, new.job_id, None, &sight.snapshot).await?;
             sight
         }
     };

@@ -26,7 +26,7 @@ pub(super) fn create(
         // The log lies in the same file, so snapshot, stays and job are of one transaction.
         None => {
             let sight = log::sight(tx, &new.user, &new.request.scope)?;
-            log::pin(tx, new.job_id, &sight.snapshot)?;
+            log::pin(tx, new.job_id, None, &sight.snapshot)?;
             sight
         }
     };

@@ -70,6 +70,30 @@ fn find<'p>(plan: &'p Value, wanted: &dyn Fn(&Value) -> bool) -> Option<&'p Valu
 }
 
 #[tokio::test]
+async fn an_open_past_begins_where_the_room_does_also_where_stays_say_their_seqs() {
+    let name = "an_open_past_begins_where_the_room_does_also_where_stays_say_their_seqs";
+    let Some(server) = PgServer::start(name) else {
+        return;
+    };
+    let chat = Chat::new(&server).await;
+    chat.run(
+        "INSERT INTO app.person (person) VALUES ('all'), ('late');
+         INSERT INTO app.room (room, last_seq, open_past) VALUES ('open', 99, true);
+         SELECT app.send('open', 'all', 'old') FROM generate_series(1, 3);
+         SELECT app.enter('open', 'late');
+         SELECT app.send('open', 'all', 'new') FROM generate_series(1, 2);
+         ALTER TABLE app.membership ADD first_seq bigint DEFAULT 103, ADD last_seq bigint;
+         CREATE OR REPLACE VIEW ibid.stay AS
+         SELECT room AS conv, person AS user_id, joined_gseq AS from_gseq, left_gseq AS to_gseq,
+                first_seq, last_seq
+         FROM app.membership",
+    )
+    .await;
+    let lines = chat.export_now("late", "1").await;
+    assert_eq!(lines.iter().filter(|byte| **byte == b'\n').count(), 5);
+}
+
+#[tokio::test]
 async fn a_room_may_begin_at_any_seq_and_a_hole_in_it_is_noticed() {
     let name = "a_room_may_begin_at_any_seq_and_a_hole_in_it_is_noticed";
     let Some(server) = PgServer::start(name) else {
