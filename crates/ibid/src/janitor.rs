@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Export, State};
+use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::ledger::{Ledger, LedgerError, Part};
 use crate::source::{Source, SourceError};
@@ -136,6 +137,7 @@ impl Janitor {
         loop {
             let expired = ledger.expire(BATCH).await?;
             swept.expired += expired.len() as u64;
+            failpoint!("sweep.expired");
             for job in &expired {
                 self.source.unpin(*job).await?;
             }
@@ -146,8 +148,10 @@ impl Janitor {
         let settled = ledger.now().await?.minus(LAST_WRITES);
         for (job, since) in ledger.purges(BATCH * 10).await? {
             swept.objects += tidy_objects(ledger, vault, job).await?;
+            failpoint!("purge.tidied");
             if since <= settled {
                 ledger.purged(job).await?;
+                failpoint!("purge.noted");
             }
         }
         swept.uploads = give_up_uploads(ledger, vault, None).await?;
@@ -213,6 +217,7 @@ pub(crate) async fn tidy(
 async fn tidy_objects(ledger: &dyn Ledger, vault: &Vault, job: JobId) -> Result<u64, SweepError> {
     // In this order: see above.
     let mut objects = vault.objects(job).await?;
+    failpoint!("tidy.listed");
     let export = ledger.find(job).await?.map(|found| found.export);
     let parts = match &export {
         Some(export) if !matches!(export.state, State::Done) => ledger.parts(job).await?,
@@ -220,6 +225,7 @@ async fn tidy_objects(ledger: &dyn Ledger, vault: &Vault, job: JobId) -> Result<
     };
     let now = ledger.now().await?;
     objects.retain(|object| !is_needed(object, export.as_ref(), &parts, now));
+    failpoint!("tidy.read");
     let deleted = objects.len() as u64;
     vault.delete(job, objects).await?;
     Ok(deleted)
@@ -262,10 +268,13 @@ async fn give_up_uploads(
         let uploads = ledger.abandoned_uploads(job, BATCH).await?;
         for upload in &uploads {
             let (job, claim) = (upload.job_id, upload.claim);
+            failpoint!("give-up.before");
             vault
                 .give_up(Key::Artefact { job, claim }, &upload.id)
                 .await?;
+            failpoint!("give-up.done");
             ledger.upload_ended(job, &upload.id).await?;
+            failpoint!("give-up.forgotten");
             given_up += 1;
         }
         if uploads.len() < BATCH as usize {

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Artefact, Export, Problem};
+use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::ledger::{Claim, Ledger, LedgerError, Part};
 use crate::parts::{PartReader, RawPart};
@@ -358,11 +359,14 @@ impl Workshop {
             claim: claim.id,
         };
         let bytes = segment::artefact_bytes(parts.iter().map(|part| part.bytes));
+        failpoint!("upload.before");
         let mut upload = self.vault.upload(key, bytes).await?;
+        failpoint!("upload.begun");
         if let Some(id) = upload.id() {
             // Known before the first byte is sent, so that it can be given up by others.
             self.ledger.upload_begun(job, claim.id, id).await?;
         }
+        failpoint!("upload.noted");
         let mut whole = Whole::default();
         upload.write(whole.push(&HEADER)).await?;
         for part in &parts {
@@ -387,6 +391,7 @@ impl Workshop {
             return Err(WorkError::not_deterministic(0));
         }
         upload.finish().await?;
+        failpoint!("upload.finished");
         Ok(Artefact {
             claim: claim.id,
             sha256,
@@ -469,8 +474,10 @@ impl PartWriter {
             claim: part.claim,
             number: part.number,
         };
+        failpoint!("part.encoded");
         // The bytes are safe before the row says so: a row is a promise.
         self.workshop.vault.put(key, stored).await?;
+        failpoint!("part.put");
         self.hold_or_record(job, part).await
     }
 
@@ -484,6 +491,7 @@ impl PartWriter {
             std::future::pending::<()>().await;
         }
         self.workshop.ledger.part_done(job, part).await?;
+        failpoint!("part.recorded");
         self.tally.parts_written.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
