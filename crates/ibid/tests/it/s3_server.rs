@@ -106,8 +106,19 @@ impl S3Server {
                                 return Ok(answer);
                             }
                         }
+                        let gives_up = request.method() == hyper::Method::DELETE
+                            && request
+                                .uri()
+                                .query()
+                                .is_some_and(|query| query.contains("uploadId="));
                         let answer = service.call(request.map(s3s::Body::from)).await;
-                        answer.map_err(|_| CutOff)
+                        let mut answer = answer.map_err(|_| CutOff)?;
+                        // Of an upload that is not there S3 says NoSuchUpload; this server does
+                        // not tell it from somebody else's.
+                        if gives_up && answer.status() == hyper::StatusCode::FORBIDDEN {
+                            *answer.status_mut() = hyper::StatusCode::NOT_FOUND;
+                        }
+                        Ok(answer)
                     }
                 });
                 tokio::spawn(async move {
