@@ -127,7 +127,12 @@ pub fn complain(line: &str) {
 /// # Errors
 /// What cannot work, with [`Exit::Usage`].
 pub fn load(flags: &Flags) -> Result<Config, Failure> {
-    let config = Config::resolve(flags, &Environment::from_process()?)?;
+    let environment = Environment::from_process()?;
+    #[cfg(feature = "failpoints")]
+    if let Some(point) = environment.get("IBID_TEST_FAILPOINT") {
+        ibid::failpoint::arm(point).map_err(Failure::usage)?;
+    }
+    let config = Config::resolve(flags, &environment)?;
     for warning in config.warnings() {
         tracing::warn!("{warning}");
     }

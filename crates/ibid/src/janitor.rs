@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Export, State};
+use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::ledger::{Ledger, LedgerError, Part};
 use crate::source::{Source, SourceError};
@@ -191,6 +192,7 @@ impl Janitor {
         loop {
             let expired = ledger.expire(BATCH).await?;
             swept.expired += expired.len() as u64;
+            failpoint!("sweep.expired");
             for job in &expired {
                 // A pin that stays is found when all is swept.
                 if !failures.are_many() {
@@ -211,8 +213,10 @@ impl Janitor {
                 continue;
             };
             swept.objects += objects;
+            failpoint!("purge.tidied");
             if since <= settled {
                 ledger.purged(job).await?;
+                failpoint!("purge.noted");
             }
         }
         failures.begin();
@@ -291,6 +295,7 @@ pub(crate) async fn tidy(
 async fn tidy_objects(ledger: &dyn Ledger, vault: &Vault, job: JobId) -> Result<u64, SweepError> {
     // In this order: see above.
     let mut objects = vault.objects(job).await?;
+    failpoint!("tidy.listed");
     let export = ledger.find(job).await?.map(|found| found.export);
     let parts = match &export {
         Some(export) if !matches!(export.state, State::Done) => ledger.parts(job).await?,
@@ -298,6 +303,7 @@ async fn tidy_objects(ledger: &dyn Ledger, vault: &Vault, job: JobId) -> Result<
     };
     let now = ledger.now().await?;
     objects.retain(|object| !is_needed(object, export.as_ref(), &parts, now));
+    failpoint!("tidy.read");
     let deleted = objects.len() as u64;
     vault.delete(job, objects).await?;
     Ok(deleted)
@@ -353,6 +359,7 @@ async fn give_up_uploads(
                 ledger.upload_ended(job, &upload.id).await?;
                 given_up += 1;
             }
+            failpoint!("purge.tidied");
         }
         if uploads.len() < BATCH as usize || given_up == before {
             return Ok(given_up);

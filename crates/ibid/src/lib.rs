@@ -9,6 +9,7 @@ pub mod cut;
 pub mod event;
 pub mod export;
 pub mod exporter;
+pub mod failpoint;
 pub mod ids;
 pub mod import;
 pub mod janitor;

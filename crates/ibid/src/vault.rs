@@ -18,6 +18,7 @@ use object_store::{
     RetryConfig,
 };
 
+use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 
 /// Spells every path in the vault. Paths are made from ids only, and each attempt at a job
@@ -535,6 +536,7 @@ impl Vault {
             .map(move |object| Ok(format!("{job}/{}/{}", object.claim, object.name).into()));
         let mut deleted = self.store.delete_stream(stream::iter(paths).boxed());
         while let Some(deleted) = deleted.next().await {
+            failpoint!("delete.object");
             match deleted {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => return Err(error.into()),
@@ -624,11 +626,13 @@ fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
 /// Deletes files of a job, and the folders that are empty then.
 fn delete_files(folder: &Path, objects: &[Object]) -> std::io::Result<()> {
     for object in objects {
+        failpoint!("delete.object");
         match std::fs::remove_file(folder.join(&object.claim).join(&object.name)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
     }
+    failpoint!("delete.deleted");
     for claim in names_in(folder)? {
         // One that is not empty stays.
         let _ = std::fs::remove_dir(folder.join(claim));
@@ -704,6 +708,7 @@ impl Upload {
         if !self.pending.is_empty() {
             self.flush().await?;
         }
+        failpoint!("upload.sent");
         match self.sink {
             Sink::File(mut file) => {
                 file.complete().await?;
@@ -719,6 +724,7 @@ impl Upload {
     }
 
     async fn flush(&mut self) -> Result<(), VaultError> {
+        failpoint!("piece.before");
         let next = Vec::with_capacity(self.piece_bytes);
         let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
         match &mut self.sink {
@@ -735,6 +741,7 @@ impl Upload {
                 pieces.sent.push(sent);
             }
         }
+        failpoint!("piece.sent");
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Artefact, Export, Problem};
+use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::ledger::{Claim, Ledger, LedgerError, Part};
 use crate::parts::{PartReader, RawPart};
@@ -367,7 +368,9 @@ impl Workshop {
             claim: claim.id,
         };
         let bytes = segment::artefact_bytes(parts.iter().map(|part| part.bytes));
+        failpoint!("upload.before");
         let mut upload = self.vault.upload(key, bytes).await?;
+        failpoint!("upload.begun");
         if let Some(id) = upload.id() {
             // Known before the first byte is sent, so that it can be given up by others.
             if let Err(error) = self.ledger.upload_begun(job, claim.id, id).await {
@@ -378,6 +381,7 @@ impl Workshop {
                 return Err(error.into());
             }
         }
+        failpoint!("upload.noted");
         let mut whole = Whole::default();
         upload.write(whole.push(&HEADER)).await?;
         for part in &parts {
@@ -402,6 +406,7 @@ impl Workshop {
             return Err(WorkError::not_deterministic(0));
         }
         upload.finish().await?;
+        failpoint!("upload.finished");
         Ok(Artefact {
             claim: claim.id,
             sha256,
@@ -484,8 +489,10 @@ impl PartWriter {
             claim: part.claim,
             number: part.number,
         };
+        failpoint!("part.encoded");
         // The bytes are safe before the row says so: a row is a promise.
         self.workshop.vault.put(key, stored).await?;
+        failpoint!("part.put");
         self.hold_or_record(job, part).await
     }
 
@@ -499,6 +506,7 @@ impl PartWriter {
             std::future::pending::<()>().await;
         }
         self.workshop.ledger.part_done(job, part).await?;
+        failpoint!("part.recorded");
         self.tally.parts_written.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }

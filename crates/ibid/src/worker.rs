@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Event, Export, LONGEST_WAIT, Problem, State, Terms, Waiting};
+use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::janitor;
 use crate::ledger::{Claim, LedgerError, Offer};
@@ -129,11 +130,14 @@ impl Worker {
         let tally = Arc::new(Tally::default());
         let job = claim.export.job_id;
         tracing::info!(%job, attempt = claim.export.attempts, "export claimed");
+        failpoint!("attempt.claimed");
         let worked = tokio::select! {
             worked = self.workshop.run(&claim, stop, &tally) => worked,
             () = self.keep_lease(&claim) => Err(WorkError::LeaseLost),
         };
+        failpoint!("attempt.worked");
         let (settled, error) = self.settle(&claim, worked).await;
+        failpoint!("attempt.tidied");
         let artefact = settled
             .as_ref()
             .filter(|export| export.state == State::Done)
@@ -180,7 +184,10 @@ impl Worker {
             let ledger = &self.workshop.ledger;
             let renewal = ledger.renew(claim.export.job_id, claim.id, self.terms.lease);
             match tokio::time::timeout_at(deadline, renewal).await {
-                Ok(Ok(())) => deadline = asked + self.terms.lease,
+                Ok(Ok(())) => {
+                    failpoint!("lease.renewed");
+                    deadline = asked + self.terms.lease;
+                }
                 Ok(Err(LedgerError::LeaseLost)) => return,
                 Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed yet"),
                 Err(_) => {}
@@ -241,6 +248,7 @@ impl Worker {
                 None
             }
         };
+        failpoint!("attempt.settled");
         self.tidy(job).await;
         (settled, error)
     }

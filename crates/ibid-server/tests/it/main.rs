@@ -2,6 +2,7 @@
 
 mod api;
 mod cli;
+mod crash;
 mod download;
 mod harness;
 mod links;
@@ -10,3 +11,6 @@ mod links;
 mod pg_server;
 mod postgres;
 mod process;
+#[path = "../../../ibid/tests/it/s3_server.rs"]
+#[allow(dead_code, reason = "the library's tests use the rest")]
+mod s3_server;

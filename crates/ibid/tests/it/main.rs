@@ -25,6 +25,7 @@ mod random;
 mod real_data;
 mod reference;
 mod resume;
+#[allow(dead_code, reason = "the server's tests use the rest")]
 mod s3_server;
 mod same_bytes;
 mod sample;

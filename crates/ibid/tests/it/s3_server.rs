@@ -122,8 +122,19 @@ impl S3Server {
                                 return Ok(answer);
                             }
                         }
+                        let gives_up = request.method() == hyper::Method::DELETE
+                            && request
+                                .uri()
+                                .query()
+                                .is_some_and(|query| query.contains("uploadId="));
                         let answer = service.call(request.map(s3s::Body::from)).await;
-                        answer.map_err(|_| CutOff)
+                        let mut answer = answer.map_err(|_| CutOff)?;
+                        // Of an upload that is not there S3 says NoSuchUpload; this server does
+                        // not tell it from somebody else's.
+                        if gives_up && answer.status() == hyper::StatusCode::FORBIDDEN {
+                            *answer.status_mut() = hyper::StatusCode::NOT_FOUND;
+                        }
+                        Ok(answer)
                     }
                 });
                 tokio::spawn(async move {
@@ -148,17 +159,26 @@ impl S3Server {
 
     /// The vault in this store, below `prefix`.
     pub fn vault(&self, prefix: &str) -> Vault {
-        let endpoint = format!("http://{}", self.address);
-        let options = [
-            ("AWS_ENDPOINT_URL", endpoint.as_str()),
-            ("AWS_ALLOW_HTTP", "true"),
-            ("AWS_REGION", "us-east-1"),
-            ("AWS_ACCESS_KEY_ID", "key"),
-            ("AWS_SECRET_ACCESS_KEY", "secret"),
-            // Shorter than outside of tests.
-            ("timeout", "500ms"),
-        ];
-        Vault::at_url(&format!("s3://{BUCKET}/{prefix}"), options).unwrap()
+        let variables = self.variables();
+        let variables = variables.iter().map(|(name, value)| (*name, &**value));
+        // Shorter than outside of tests.
+        let options = variables.chain([("timeout", "500ms")]);
+        Vault::at_url(&self.url(prefix), options).unwrap()
+    }
+
+    pub fn url(&self, prefix: &str) -> String {
+        format!("s3://{BUCKET}/{prefix}")
+    }
+
+    /// By which a client reaches it.
+    pub fn variables(&self) -> [(&'static str, String); 5] {
+        [
+            ("AWS_ENDPOINT_URL", format!("http://{}", self.address)),
+            ("AWS_ALLOW_HTTP", "true".to_owned()),
+            ("AWS_REGION", "us-east-1".to_owned()),
+            ("AWS_ACCESS_KEY_ID", "key".to_owned()),
+            ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
+        ]
     }
 
     /// Every file of the store below `prefix`.
@@ -170,11 +190,20 @@ impl S3Server {
         found
     }
 
-    /// The pieces of uploads that are neither finished nor given up.
+    /// What there is of uploads that are neither finished nor given up.
     pub fn unfinished(&self) -> usize {
+        self.count(".upload")
+    }
+
+    /// The pieces alone, without what is known of their uploads.
+    pub fn pieces(&self) -> usize {
+        self.count(".upload_id-")
+    }
+
+    fn count(&self, prefix: &str) -> usize {
         let entries = std::fs::read_dir(self.folder.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with(".upload")).count()
+        names.filter(|name| name.starts_with(prefix)).count()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The walls of the crate, as its sources show them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// No async, no clock, no I/O: decisions that are tested by values.
@@ -100,6 +101,26 @@ fn the_search_finds_what_it_looks_for() {
             "{file} {forbidden}"
         );
     }
+}
+
+#[test]
+fn every_failpoint_has_a_place_and_every_place_a_name() {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut places = BTreeSet::new();
+    for file in ["janitor.rs", "vault.rs", "work.rs", "worker.rs"] {
+        let code = code(&sources.join(file));
+        for place in code.split("failpoint!(\"").skip(1) {
+            places.insert(place.split('"').next().unwrap().to_owned());
+        }
+    }
+    let list = code(&sources.join("failpoint.rs"));
+    let (_, list) = list.split_once("pub const NAMES").unwrap();
+    let (list, _) = list
+        .split_once(';')
+        .map(|(_, list)| list.split_once(';').unwrap())
+        .unwrap();
+    let names = list.split('"').skip(1).step_by(2).map(str::to_owned);
+    assert_eq!(places, names.collect());
 }
 
 #[test]
