@@ -215,10 +215,21 @@ impl Rig {
                 }
             }
         });
+        let janitor = self.home.exporter.janitor(Duration::from_secs(86_400));
+        let sweeping = tokio::spawn({
+            let stop = stop.clone();
+            async move {
+                while !stop.is_cancelled() {
+                    janitor.sweep_all().await.expect("swept");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            }
+        });
         self.kill_workers(goal, &convs).await;
         self.overtake_workers().await;
         stop.cancel();
         talking.await.expect("the writer writes");
+        sweeping.await.expect("the janitor sweeps");
         self.let_all_end().await;
         self.look().await;
         if self.tally.faults().next().is_none() {
