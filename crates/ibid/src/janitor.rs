@@ -352,14 +352,16 @@ async fn give_up_uploads(
             }
             let (job, claim) = (upload.job_id, upload.claim);
             let key = Key::Artefact { job, claim };
+            failpoint!("give-up.before");
             if failures
                 .pass(vault.give_up(key, &upload.id).await)
                 .is_some()
             {
+                failpoint!("give-up.done");
                 ledger.upload_ended(job, &upload.id).await?;
+                failpoint!("give-up.forgotten");
                 given_up += 1;
             }
-            failpoint!("purge.tidied");
         }
         if uploads.len() < BATCH as usize || given_up == before {
             return Ok(given_up);

@@ -189,13 +189,16 @@ impl Look<'_> {
         }
     }
 
-    /// Whether all columns are there and of their types.
+    /// Whether all columns are there and of their types, or of domains over these.
     async fn columns(&mut self, relation: &Relation) -> Result<bool, PgError> {
         let name = relation.name;
         let rows = self
             .tx
             .query_typed(
-                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute
+                "SELECT attname::text,
+                        CASE WHEN t.typbasetype = 0 THEN format_type(atttypid, atttypmod)
+                             ELSE format_type(t.typbasetype, t.typtypmod) END
+                 FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
                  WHERE attrelid = to_regclass('ibid.' || $1) AND attnum > 0 AND NOT attisdropped",
                 &[(&name, Type::TEXT)],
             )
