@@ -450,12 +450,16 @@ impl Pg {
 }
 
 /// Begins a transaction that sees with each statement what was committed before it, whatever
-/// the database or the role has as its default.
+/// the database or the role has as its default. Of a process that stands still in the middle of
+/// one, or is cut off, the server ends it, so that its locks are in nobody's way for long.
 pub(crate) async fn begin(client: &mut Object) -> Result<Begun<'_>, PgError> {
     let begun = client
         .build_transaction()
         .isolation_level(IsolationLevel::ReadCommitted)
         .start()
+        .await?;
+    begun
+        .batch_execute("SET LOCAL idle_in_transaction_session_timeout = '10s'")
         .await?;
     Ok(begun)
 }
