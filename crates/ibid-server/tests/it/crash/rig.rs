@@ -1,21 +1,22 @@
 //! Rounds on one installation: workers that die while exports are made, workers that are
 //! overtaken, a look at everything, sweeps that die.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod look;
+mod overtaking;
+mod sweeps;
+
+use std::collections::BTreeMap;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
 use std::time::Duration;
 
 use base64::Engine as _;
-use ibid::export::{Event, Export, RevokedBy, State};
 use ibid::failpoint::Deed;
-use ibid::ids::{ClaimId, JobId};
-use ibid::vault::Key;
-use ibid::verify::verify;
+use ibid::ids::JobId;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
 use super::home::{Home, Kept, append, user_id};
@@ -70,35 +71,6 @@ const OF_ATTEMPTS: [&str; 19] = [
     "delete.deleted",
     "attempt.tidied",
     "lease.renewed",
-];
-
-/// Where they are paused until another worker has done the job: all before its end is recorded.
-const BEFORE_THE_END: [&str; 11] = [
-    "attempt.claimed",
-    "part.encoded",
-    "part.put",
-    "part.recorded",
-    "upload.before",
-    "upload.begun",
-    "upload.noted",
-    "piece.before",
-    "upload.sent",
-    "upload.finished",
-    "attempt.worked",
-];
-
-/// Where sweeps are killed, in this order: each leaves work for the next.
-const OF_SWEEPS: [&str; 10] = [
-    "sweep.expired",
-    "tidy.listed",
-    "tidy.read",
-    "delete.object",
-    "delete.deleted",
-    "purge.tidied",
-    "purge.noted",
-    "give-up.before",
-    "give-up.done",
-    "give-up.forgotten",
 ];
 
 /// How long everything may take that goes on by itself.
@@ -399,136 +371,6 @@ impl Rig {
         }
     }
 
-    /// Notes under which claims the parts are recorded.
-    async fn note_parts(&mut self) {
-        let parts = "SELECT job_id, CAST(part AS text), claim FROM part WHERE job_id IN
-                     (SELECT job_id FROM export WHERE state IN ('queued', 'running'))";
-        for row in self.home.rows(parts).await {
-            let [job, part, claim] = row.try_into().expect("three columns");
-            self.note_part(job, part, claim);
-        }
-    }
-
-    fn note_part(&mut self, job: String, part: String, claim: String) {
-        let known = JobId::parse(&job).and_then(|id| self.jobs.get(&id));
-        if known.is_some_and(|job| job.forgotten) {
-            return;
-        }
-        let of = (job, part);
-        let first = self.recorded.entry(of.clone()).or_insert(claim.clone());
-        if *first != claim {
-            let (job, part) = of;
-            self.wrong(format!(
-                "part {part} of {job} was recorded and written again"
-            ));
-        }
-    }
-
-    /// Pauses workers in the middle of their jobs until others have done them, and lets them go
-    /// on: that changes nothing. For some the ledger is one that has forgotten their claims, so
-    /// that another attempt has their number.
-    async fn overtake_workers(&mut self) {
-        self.let_all_end().await;
-        let mut jobs = Vec::new();
-        for _ in 0..3 {
-            jobs.push(self.ask(FIXED[0].0).await);
-        }
-        let mut paused = Vec::new();
-        for _ in 0..jobs.len() {
-            let name = BEFORE_THE_END[self.random.below(BEFORE_THE_END.len() as u64) as usize];
-            let passes = match name {
-                "part.encoded" | "part.put" | "part.recorded" => self.random.below(5),
-                _ => 0,
-            };
-            let mut arguments = WORKER;
-            // Long enough that all stand before the first lease ends.
-            arguments[3] = "3";
-            paused.push(self.start(&arguments, Some((name, passes, Deed::StandsStill))));
-        }
-        let all_stand = async {
-            while !paused.iter().all(Process::stands_still) {
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        // One that was too late has taken another's job and does not come to its point.
-        if timeout(Duration::from_secs(20), all_stand).await.is_err() {
-            return;
-        }
-        let each_holds_one = |export: &Export| {
-            let held = export.lease.is_some();
-            held && export.attempts == 1
-        };
-        if !self.find(&jobs).await.iter().all(each_holds_one) {
-            // The machine was too slow.
-            return;
-        }
-        // The renewal of one may stand inside its transaction, and hold a lock.
-        let lock = self
-            .home
-            .change("UPDATE export SET due_at = due_at WHERE state = 'running'");
-        if timeout(Duration::from_secs(5), lock).await.is_err() {
-            return;
-        }
-        for job in &jobs {
-            if self.random.below(2) == 0 {
-                self.jobs.get_mut(job).expect("it is known").forgotten = true;
-                self.recorded.retain(|(of, _), _| *of != job.to_string());
-                self.home
-                    .change(&format!("DELETE FROM part WHERE job_id = '{job}'"))
-                    .await;
-                let forget = format!(
-                    "UPDATE export SET state = 'queued', claim = NULL, lease_until = NULL,
-                            attempts = attempts - 1
-                     WHERE job_id = '{job}' AND state = 'running'"
-                );
-                self.home.change(&forget).await;
-            }
-        }
-        self.let_all_end().await;
-        let before = self.find(&jobs).await;
-        for process in &paused {
-            process.signal(Signal::CONT);
-        }
-        for mut process in paused {
-            let reported = async {
-                while process.reports().is_empty() {
-                    sleep(Duration::from_millis(5)).await;
-                }
-            };
-            if timeout(PATIENCE, reported).await.is_err() {
-                self.tally.stuck.push("an overtaken worker".to_owned());
-            }
-            self.ends(&mut process).await;
-            if let Some(report) = process.reports().first() {
-                let job = report["job_id"].as_str().and_then(JobId::parse);
-                let job = before.iter().find(|export| Some(export.job_id) == job);
-                self.tally.overtaken += 1;
-                match job {
-                    Some(job) if report["state"].is_null() => {
-                        let came_back = report["attempt"] == job.attempts;
-                        self.tally.came_back += u64::from(came_back);
-                    }
-                    _ => self.wrong(format!("an overtaken worker says {report}")),
-                }
-            }
-            self.take_reports(&process);
-        }
-        let after = self.find(&jobs).await;
-        if before != after {
-            self.wrong(format!("overtaken workers made {after:?} of {before:?}"));
-        }
-    }
-
-    async fn find(&self, jobs: &[JobId]) -> Vec<Export> {
-        let mut found = Vec::new();
-        for job in jobs {
-            let export = self.home.exporter.ledger.find(*job).await;
-            let export = export.expect("the ledger answers").expect("it is there");
-            found.push(export.export);
-        }
-        found
-    }
-
     /// Lets workers that nobody disturbs do what is left.
     async fn let_all_end(&mut self) {
         if self.unfinished().await == 0 {
@@ -577,197 +419,6 @@ impl Rig {
             sleep(Duration::from_millis(5)).await;
         }
         None
-    }
-
-    /// Looks at every job and at everything that is kept.
-    async fn look(&mut self) {
-        let janitor = self.home.exporter.janitor(Duration::from_secs(86_400));
-        if let Err(error) = janitor.sweep_all().await {
-            self.tally
-                .left_over
-                .push(format!("the sweep failed: {error}"));
-        }
-        let mut kept = BTreeSet::from(["ledger".to_owned()]);
-        let jobs: Vec<JobId> = self.jobs.keys().copied().collect();
-        for job in jobs {
-            if let Some(artefact) = self.look_at(job).await {
-                kept.insert(artefact);
-            }
-        }
-        let objects = self.home.objects();
-        for object in objects.difference(&kept) {
-            self.tally.left_over.push(self.at_home(object));
-        }
-        for object in kept.difference(&objects) {
-            self.wrong(format!("{object} is gone"));
-        }
-        self.look_at_uploads().await;
-        let of_none = "part WHERE job_id NOT IN (SELECT job_id FROM export)";
-        if self.home.count(of_none).await > 0 {
-            let what = self.at_home("parts of no job");
-            self.tally.left_over.push(what);
-        }
-        let log = std::fs::read_to_string(self.home.place.folder.path().join("log"));
-        let log = log.expect("a log");
-        for line in log.lines().filter(|line| line.contains("panicked")) {
-            self.wrong(line.to_owned());
-        }
-        self.reports.clear();
-        self.recorded.clear();
-    }
-
-    async fn look_at_uploads(&mut self) {
-        let noted = self.home.count("upload").await;
-        let Some(store) = &self.home.store else {
-            return;
-        };
-        let (pieces, unfinished) = (store.pieces(), store.unfinished());
-        self.tally.unheard_of = (unfinished - pieces) as u64;
-        if noted > 0 || pieces > 0 {
-            let what = format!("{noted} noted uploads, {pieces} pieces");
-            self.tally.left_over.push(self.at_home(&what));
-        }
-    }
-
-    /// Looks at one job, and gives where its artefact must be.
-    async fn look_at(&mut self, job: JobId) -> Option<String> {
-        let exporter = self.home.exporter.clone();
-        let (ledger, source) = (exporter.ledger.as_ref(), exporter.source.as_ref());
-        let found = ledger.find(job).await.expect("the ledger answers");
-        let Some(found) = found else {
-            self.wrong(format!("{job} is lost"));
-            return None;
-        };
-        let (export, asked) = (found.export, &self.jobs[&job]);
-        if asked.withdrawn {
-            if export.state != State::Revoked {
-                self.wrong(format!("{job} was withdrawn and is {:?}", export.state));
-            }
-            return None;
-        }
-        let undisturbed = self.undisturbed.get(&asked.user).cloned();
-        let Some(artefact) = export.artefact.filter(|_| export.state == State::Done) else {
-            let why = export.problem;
-            self.wrong(format!("{job} is {:?}: {why:?}", export.state));
-            return None;
-        };
-        let sha256 = hex::encode(artefact.sha256);
-        if undisturbed.is_some_and(|undisturbed| undisturbed != sha256) {
-            self.wrong(format!("{job} is not the undisturbed artefact"));
-        }
-        let again = verify(source, ledger, &exporter.vault, job, &mut |_, _| {}).await;
-        let again = again.expect("it can be rendered");
-        let same = again.artefact_equal == Some(true) && again.stored_equal == Some(true);
-        if !same || again.parts_equal != again.parts || !again.parts_different.is_empty() {
-            self.wrong(format!("rendered again: {again:?}"));
-        }
-        self.look_at_parts(job, artefact.parts).await;
-        Some(format!("{job}/{}/export.jsonl.gz", artefact.claim))
-    }
-
-    /// No part is recorded twice or written again once it was recorded.
-    async fn look_at_parts(&mut self, job: JobId, parts: u64) {
-        let recorded =
-            format!("SELECT job_id, CAST(part AS text), claim FROM part WHERE job_id = '{job}'");
-        let rows = self.home.rows(&recorded).await;
-        let number = |row: &Vec<String>| row[1].parse().expect("a number");
-        let mut numbers: Vec<u64> = rows.iter().map(number).collect();
-        numbers.sort_unstable();
-        if !numbers.iter().copied().eq(0..parts) {
-            self.wrong(format!("the parts of {job} are {numbers:?}"));
-        }
-        for row in rows {
-            let [job, part, claim] = row.try_into().expect("three columns");
-            self.note_part(job, part, claim);
-        }
-        let reports = self.reports.remove(&job.to_string()).unwrap_or_default();
-        let written = |report: &Value| report["parts_written"].as_u64().expect("a number");
-        let written: u64 = reports.iter().map(written).sum();
-        if written > parts && !self.jobs[&job].forgotten {
-            self.wrong(format!(
-                "{written} parts were written of {parts}: {reports:?}"
-            ));
-        }
-    }
-
-    /// Lets all jobs be withdrawn or expire, and kills the sweeps that delete their bytes.
-    async fn kill_sweeps(&mut self) {
-        let ledger = self.home.exporter.ledger.clone();
-        let jobs = std::mem::take(&mut self.jobs);
-        for (job, asked) in &jobs {
-            if asked.withdrawn || self.random.below(2) == 0 {
-                let event = Event::Revoked {
-                    by: RevokedBy::Owner,
-                    reason: "it is over".to_owned(),
-                };
-                ledger.decide(*job, event).await.expect("withdrawn");
-            }
-        }
-        if let Some(job) = jobs.keys().next() {
-            self.begin_uploads(*job).await;
-        }
-        // Long ago, so that nobody waits for what a worker may still write.
-        for long_ago in [
-            "UPDATE export SET expires_at = 1 WHERE state = 'done'",
-            "UPDATE export SET revoked_at = 1 WHERE state = 'revoked'",
-            "UPDATE pin SET pinned_at = 1",
-        ] {
-            self.home.change(long_ago).await;
-        }
-        for name in OF_SWEEPS {
-            if !self.is_passed(name) {
-                continue;
-            }
-            let passes = match name {
-                "sweep.expired" => 0,
-                _ => self.random.below(2),
-            };
-            let mut sweep = self.start(
-                &["admin", "sweep", "--json"],
-                Some((name, passes, Deed::Dies)),
-            );
-            match self.wait(&mut sweep).await {
-                Some(status) if is_killed(status) => self.killed_at(name),
-                Some(status) if status.success() => {}
-                Some(status) => self.wrong(format!("a sweep ended with {status}")),
-                None => self.tally.stuck.push("a sweep".to_owned()),
-            }
-            drop(sweep);
-        }
-        let janitor = self.home.exporter.janitor(Duration::ZERO);
-        if let Err(error) = janitor.sweep_all().await {
-            self.tally
-                .left_over
-                .push(format!("the sweep failed: {error}"));
-        }
-        for object in self.home.objects().iter().filter(|it| *it != "ledger") {
-            self.tally.left_over.push(self.at_home(object));
-        }
-        for table in ["export", "part", "export_stay", "pin"] {
-            let rows = self.home.count(table).await;
-            if rows > 0 {
-                let what = format!("{rows} rows of {table}");
-                self.tally.left_over.push(self.at_home(&what));
-            }
-        }
-        self.look_at_uploads().await;
-    }
-
-    /// Begins uploads in an object store that nobody will finish.
-    async fn begin_uploads(&mut self, job: JobId) {
-        if self.home.store.is_none() {
-            return;
-        }
-        for _ in 0..4 {
-            let claim = ClaimId::random().expect("random numbers");
-            let key = Key::Artefact { job, claim };
-            let upload = self.home.exporter.vault.upload(key, 20 << 20).await;
-            let mut upload = upload.expect("begun");
-            let id = upload.id().expect("it has one").to_owned();
-            upload.write(&vec![7; (8 << 20) + 1]).await.expect("sent");
-            let note = format!("INSERT INTO upload VALUES ('{job}', '{claim}', '{id}')");
-            self.home.change(&note).await;
-        }
     }
 
     fn wrong(&mut self, what: String) {
