@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    Failure, admin, config, demo, doctor, export, import, serve, token, verify, worker,
+    Failure, admin, config, demo, doctor, download, export, import, serve, token, verify, worker,
 };
 use crate::telemetry;
 
@@ -45,6 +45,7 @@ enum Command {
     Import(import::ImportArgs),
     Token(token::TokenArgs),
     Export(export::ExportArgs),
+    Download(download::DownloadArgs),
     Verify(verify::VerifyArgs),
     Doctor(doctor::DoctorArgs),
     Admin(admin::AdminArgs),
@@ -65,6 +66,7 @@ impl Cli {
             Command::Import(args) => import::run(args).await,
             Command::Token(args) => token::run(args).await,
             Command::Export(args) => export::run(args).await,
+            Command::Download(args) => download::run(args).await,
             Command::Verify(args) => verify::run(args).await,
             Command::Doctor(args) => doctor::run(args).await,
             Command::Admin(args) => admin::run(args).await,
@@ -83,6 +85,7 @@ impl Command {
             | Command::Import(_)
             | Command::Token(_)
             | Command::Export(_)
+            | Command::Download(_)
             | Command::Verify(_)
             | Command::Doctor(_)
             | Command::Admin(_)

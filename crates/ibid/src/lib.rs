@@ -1,9 +1,10 @@
 //! Chat exports that are exact, repeatable and resumable.
 //!
 //! This library is everything of ibid that is true without HTTP, a command line or an
-//! environment. See `ARCHITECTURE.md` for how the pieces stand to each other.
+//! environment; and in [`client`] the other end, which speaks HTTP to a server. See `ARCHITECTURE.md` for how the pieces stand to each other.
 
 pub mod append;
+pub mod client;
 pub mod contents;
 pub mod cut;
 pub mod event;

@@ -1,36 +1,27 @@
 //! `ibid export`: the client of the API. Asks for an export, waits, fetches, checks.
 
-mod api;
-mod file;
 mod sidecar;
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::Mutex;
 
 use clap::Args;
-use ibid::export::State;
+use ibid::client::{Artefact, Client, ClientError, Fetch, Link, Status, files};
 use ibid::key::IdempotencyKey;
 use ibid::scope::Scope;
-use indicatif::ProgressBar;
 use serde_json::json;
-use tokio::time::Instant;
 
-use super::{BYTES, Exit, Failure, MESSAGES, bar, complain, say};
+use super::fetching::{self, client_failure};
+use super::{Failure, MESSAGES, bar, complain, say};
 use crate::config::{Environment, escape};
-use api::{Api, Artefact, Refusal, Status};
-use file::PartFile;
 use sidecar::{Remembered, Sidecar};
-
-/// How long a server may be gone while an export is waited for: it may be starting anew.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// How long to wait between two looks when the server does not say.
-const POLL: Duration = Duration::from_secs(1);
 
 /// Ask a server for an export, wait for it, download and verify it
 ///
-/// The idempotency key of the request is kept in FILE.ibid-key until FILE is there, so the same
-/// command continues the same export after an interruption. FILE appears whole and verified or
-/// not at all.
+/// The idempotency key of the request is kept in FILE.ibid-key until FILE is there, and what is
+/// downloaded in FILE.part, so the same command continues the same export after an interruption,
+/// where it was. FILE appears whole and verified or not at all.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -56,6 +47,9 @@ pub struct ExportArgs {
     /// Replace FILE if it is there
     #[arg(long)]
     force: bool,
+    /// Connections at the same time for the download, 1 to 32
+    #[arg(long, value_name = "N", default_value = "1", value_parser = fetching::connections)]
+    connections: NonZeroU32,
     /// Print a JSON object
     #[arg(long)]
     json: bool,
@@ -96,18 +90,18 @@ pub async fn run(args: ExportArgs) -> Result<(), Failure> {
         "IBID_TOKEN",
     )
     .ok_or_else(|| Failure::usage("who is asking is not said; set IBID_TOKEN or give --token"))?;
-    let api = Api::new(&server, &token)?;
-    if api.is_exposed() {
+    let client = Client::new(&server, &token).map_err(client_failure)?;
+    if client.is_exposed() {
         complain("ibid: warning: the token travels unencrypted; use an https address");
     }
-    file::refuse_taken(&args.output, args.force)?;
+    files::refuse_taken(&args.output, args.force).map_err(client_failure)?;
     let sidecar = Sidecar::open(
         &args.output,
-        api.base(),
+        client.server(),
         &args.scope.to_string(),
         args.key.as_ref(),
     )?;
-    let fetched = fetch(&api, &args, sidecar.remembered()).await;
+    let fetched = fetch(&client, &args, sidecar.remembered()).await;
     match &fetched {
         Ok(_) | Err(Ended::ForGood(_)) => sidecar.remove(),
         // Nothing was created that this command could continue.
@@ -140,17 +134,17 @@ struct Done {
     job_id: String,
     replayed: bool,
     artefact: Artefact,
+    /// How many bytes of the file an earlier run had downloaded.
+    resumed: u64,
 }
 
 impl Done {
     fn say(&self, args: &ExportArgs) {
         let file = args.output.display().to_string();
         let Artefact {
-            messages,
-            bytes,
-            sha256,
-            ..
-        } = &self.artefact;
+            messages, bytes, ..
+        } = self.artefact;
+        let sha256 = hex::encode(self.artefact.sha256);
         if args.json {
             let line = json!({
                 "job_id": self.job_id,
@@ -159,6 +153,7 @@ impl Done {
                 "bytes": bytes,
                 "sha256": sha256,
                 "replayed": self.replayed,
+                "resumed": self.resumed,
             });
             say(&line.to_string());
         } else {
@@ -170,137 +165,73 @@ impl Done {
     }
 }
 
-async fn fetch(api: &Api, args: &ExportArgs, request: &Remembered) -> Result<Done, Ended> {
-    let created = api.create(request).await.map_err(|refusal| {
+async fn fetch(client: &Client, args: &ExportArgs, request: &Remembered) -> Result<Done, Ended> {
+    let key = request.key()?;
+    let created = client.create(&key, &args.scope).await.map_err(|error| {
         // Else it may have been created although no answer came.
-        if refusal.undone {
-            Ended::NotCreated(refusal.failure)
+        let undone = error.is_undone();
+        let failure = client_failure(error);
+        if undone {
+            Ended::NotCreated(failure)
         } else {
-            Ended::ForNow(refusal.failure)
+            Ended::ForNow(failure)
         }
     })?;
-    let artefact = wait(api, &created.job_id).await?;
-    download(api, args, &artefact)
-        .await
-        .map_err(Ended::ForNow)?;
+    let artefact = wait(client, created.job_id).await?;
+    let fetch = Fetch {
+        connections: args.connections,
+        replace: args.force,
+        expected: Some(artefact.expected()),
+        ..Fetch::default()
+    };
+    let link = Link::of_job(client, created.job_id, &artefact).map_err(ending)?;
+    let fetched = fetching::fetch(&fetch, link, &args.output, Some(artefact.bytes)).await;
+    let fetched = fetched.map_err(Ended::ForNow)?;
     Ok(Done {
-        job_id: created.job_id,
+        job_id: created.job_id.to_string(),
         replayed: created.replayed,
         artefact,
+        resumed: fetched.resumed,
     })
 }
 
-/// Asks how far the job is until it is done.
-async fn wait(api: &Api, job: &str) -> Result<Artefact, Ended> {
+/// Asks how far the job is until it is done, and shows it.
+async fn wait(client: &Client, job: ibid::ids::JobId) -> Result<Artefact, Ended> {
     let bar = bar(0, "exporting", MESSAGES);
-    let result = poll(api, job, &bar).await;
-    bar.finish_and_clear();
-    result
-}
-
-async fn poll(api: &Api, job: &str, bar: &ProgressBar) -> Result<Artefact, Ended> {
-    let mut answered = Instant::now();
-    let mut told = None;
-    loop {
-        let pause = match api.status(job).await {
-            Ok((status, pause)) => {
-                answered = Instant::now();
-                if let Some(artefact) = ended(&status)? {
-                    return Ok(artefact);
-                }
-                show(&status, bar, &mut told);
-                pause
-            }
-            Err(Refusal {
-                passing: true,
-                retry_after,
-                failure,
-                ..
-            }) if answered.elapsed() < PATIENCE => {
-                bar.set_message(format!("waiting: {}", escape(&failure.message)));
-                retry_after
-            }
-            Err(refusal) => return Err(Ended::ForNow(refusal.failure)),
+    let told = Mutex::new(None);
+    let show = |status: &Status| {
+        if let Some(total) = status.progress.messages_total {
+            bar.set_length(total);
+        }
+        bar.set_position(status.progress.messages_done);
+        let waiting = status.waiting.as_ref();
+        let waiting = waiting.map(|waiting| waiting.detail.clone());
+        let Ok(mut told) = told.lock() else {
+            return;
         };
-        tokio::time::sleep(pause.unwrap_or(POLL)).await;
-    }
-}
-
-/// The artefact, if the job is done; an error if it has ended otherwise.
-fn ended(status: &Status) -> Result<Option<Artefact>, Ended> {
-    let failure = match status.state {
-        State::Queued | State::Running => return Ok(None),
-        State::Done => {
-            let artefact = status.artefact().ok_or_else(|| {
-                Ended::ForNow(Failure::failed(
-                    "the server says that the export is done but not where it is; its version \
-                     may be another one than this command's",
-                ))
-            })?;
-            return Ok(Some(artefact));
+        // Also where there is no terminal, once.
+        if let Some(detail) = &waiting
+            && *told != waiting
+        {
+            bar.suspend(|| complain(&format!("the export waits: {detail}")));
         }
-        State::Failed => {
-            let detail = status.error.as_ref().map(|error| error.detail.as_str());
-            format!("the export failed: {}", detail.unwrap_or("no reason given"))
-        }
-        State::Revoked => match &status.revoked {
-            Some(revoked) => format!(
-                "the export was revoked by {}: {}",
-                revoked.by, revoked.reason
-            ),
-            None => "the export was revoked".to_owned(),
-        },
-        State::Expired => "the export has expired and its file is deleted".to_owned(),
+        *told = waiting;
     };
-    Err(Ended::ForGood(Failure::failed(format!(
-        "{}; the same command (with another --key, if you gave one) asks for a new one",
-        failure.trim_end_matches('.')
-    ))))
-}
-
-/// Shows how far it is; why it waits also where there is no terminal, once.
-fn show(status: &Status, bar: &ProgressBar, told: &mut Option<String>) {
-    if let Some(total) = status.progress.messages_total {
-        bar.set_length(total);
-    }
-    bar.set_position(status.progress.messages_done);
-    let waiting = status
-        .waiting
-        .as_ref()
-        .map(|waiting| waiting.detail.clone());
-    if let Some(detail) = &waiting
-        && *told != waiting
-    {
-        bar.suspend(|| complain(&format!("the export waits: {detail}")));
-    }
-    *told = waiting;
-}
-
-/// Fetches the artefact in one request into the part file, checks it, and lets it become the
-/// file.
-async fn download(api: &Api, args: &ExportArgs, artefact: &Artefact) -> Result<(), Failure> {
-    let mut response = api.download(artefact).await?;
-    let mut part = PartFile::create(&args.output)?;
-    let bar = bar(artefact.bytes, "downloading", BYTES);
-    let result = async {
-        while let Some(chunk) = response.chunk().await.map_err(|e| {
-            Failure::new(
-                Exit::Unreachable,
-                format!(
-                    "the download broke off after {} of {} bytes ({}); the same command begins it \
-                     again",
-                    part.bytes(),
-                    artefact.bytes,
-                    api::cause(&e)
-                ),
-            )
-        })? {
-            part.write(&chunk)?;
-            bar.set_position(part.bytes());
-        }
-        part.finish(artefact, args.force)
-    }
-    .await;
+    let waited = client.wait(job, &show).await;
     bar.finish_and_clear();
-    result
+    waited.map_err(ending)
+}
+
+/// How the wait for an export ended.
+fn ending(error: ClientError) -> Ended {
+    let over = matches!(error, ClientError::Ended(_));
+    let mut failure = client_failure(error);
+    if !over {
+        return Ended::ForNow(failure);
+    }
+    failure.message = format!(
+        "{}; the same command (with another --key, if you gave one) asks for a new one",
+        failure.message.trim_end_matches('.')
+    );
+    Ended::ForGood(failure)
 }

@@ -1,4 +1,4 @@
-//! The HTTP client of the commands.
+//! The HTTP client of the commands that speak to a server on this machine.
 
 use std::time::Duration;
 
@@ -14,25 +14,11 @@ const SILENCE: Duration = Duration::from_secs(60);
 /// # Errors
 /// The client cannot be built.
 pub fn http_client() -> Result<reqwest::Client, Failure> {
-    build(reqwest::ClientBuilder::no_proxy)
-}
-
-/// A client for servers anywhere, by the proxy that the environment names. It follows no
-/// redirect, so that a token that it is given goes to no other host.
-///
-/// # Errors
-/// The client cannot be built.
-pub fn remote_client() -> Result<reqwest::Client, Failure> {
-    build(|builder| builder)
-}
-
-fn build(
-    change: impl Fn(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
-) -> Result<reqwest::Client, Failure> {
     // Only a second installation fails, and then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {
-        change(reqwest::Client::builder())
+        reqwest::Client::builder()
+            .no_proxy()
             .user_agent(concat!("ibid/", env!("CARGO_PKG_VERSION")))
             .redirect(reqwest::redirect::Policy::none())
             .connect_timeout(CONNECT)

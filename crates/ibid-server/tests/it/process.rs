@@ -75,18 +75,16 @@ impl Place {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        let mut child = self
-            .command(arguments)
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it runs");
-        let out = BufReader::new(child.stdout.take().expect("a pipe"));
-        Running { child, out }
+        Running::of(self.command(arguments))
     }
 
     /// A server on a port of its own choice.
     pub fn serve(&self, arguments: &[&str]) -> Served {
-        let all = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
+        self.serve_at("127.0.0.1:0", arguments)
+    }
+
+    pub fn serve_at(&self, address: &str, arguments: &[&str]) -> Served {
+        let all = [&["serve", "--listen", address], arguments].concat();
         let mut process = self.start(&all);
         let line = process.line();
         let at = line
@@ -114,6 +112,12 @@ impl Drop for Running {
 }
 
 impl Running {
+    pub fn of(mut command: Command) -> Running {
+        let mut child = command.stderr(Stdio::null()).spawn().expect("it runs");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running { child, out }
+    }
+
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.out.read_line(&mut line).expect("a line");

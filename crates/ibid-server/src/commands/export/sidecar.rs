@@ -1,15 +1,14 @@
 //! What is kept beside an unfinished file, so that the same command continues the same export.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{Read as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use ibid::client::files::{beside, flush_folder, locked};
 use ibid::key::IdempotencyKey;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
-use super::file::{beside, flush_folder};
+use super::Ended;
 use crate::commands::Failure;
 
 /// A request that was made, or is about to be.
@@ -20,6 +19,21 @@ pub struct Remembered {
     pub scope: String,
     /// As it stands in the header line.
     pub key: String,
+}
+
+impl Remembered {
+    /// The key as a request takes it.
+    ///
+    /// # Errors
+    /// It is none: somebody has changed the file.
+    pub fn key(&self) -> Result<IdempotencyKey, Ended> {
+        IdempotencyKey::parse(self.key.as_bytes()).map_err(|e| {
+            Ended::NotCreated(Failure::failed(format!(
+                "the key that is kept beside the file is none: {e}; delete the file that ends in \
+                 .ibid-key"
+            )))
+        })
+    }
 }
 
 /// The file `FILE.ibid-key`, locked: as long as it is held, no other command works on FILE.
@@ -122,29 +136,6 @@ impl Sidecar {
     }
 }
 
-/// Opens the file at `path` and locks it, or gives `None` if another process has.
-fn locked(path: &Path) -> std::io::Result<Option<File>> {
-    loop {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .open(path)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-        // Between the two calls its last holder may have removed it.
-        let (ours, there) = (file.metadata()?, std::fs::metadata(path));
-        if there.is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())) {
-            return Ok(Some(file));
-        }
-    }
-}
-
 fn refuse_other(
     path: &Path,
     remembered: &Remembered,
@@ -168,6 +159,8 @@ fn refuse_other(
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+
     use super::*;
     use crate::commands::Exit;
 
