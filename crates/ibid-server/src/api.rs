@@ -98,6 +98,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
         .route("/metrics", get(service::metrics))
+        .route("/problems/{name}", get(problem::page))
         .route("/exports", post(exports::create).get(exports::list))
         .route(
             "/exports/{id}",

@@ -1,5 +1,7 @@
 //! `GET, HEAD, OPTIONS /download/{id}`.
 
+mod multipart;
+
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,18 +14,20 @@ use axum::response::{IntoResponse as _, Response};
 use axum::serve::{IncomingStream, Listener};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use futures::TryStreamExt as _;
+use bytes::Bytes;
+use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use http::header::{
     ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, REFERRER_POLICY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use ibid::exporter::{Download, DownloadError};
-use ibid::ids::JobId;
+use ibid::ids::{JobId, RequestId};
 use ibid::vault::VaultError;
 
+use self::multipart::Multipart;
 use super::App;
-use super::problem::Problem;
+use super::problem::{Problem, kinds};
 use crate::port::Port;
 use crate::range::{ByteRange, Plan, Representation, plan};
 
@@ -77,18 +81,20 @@ pub async fn download(
     let mut response = match plan(is_head, &headers, &representation) {
         Plan::NotModified => StatusCode::NOT_MODIFIED.into_response(),
         Plan::PreconditionFailed => Problem::new(
-            StatusCode::PRECONDITION_FAILED,
-            "precondition-failed",
-            "The file is not the one that was asked for",
+            &kinds::PRECONDITION_FAILED,
             "The file has another ETag or time than the request demands; fetch it from its \
              beginning.",
         )
         .into_response(),
         Plan::NotSatisfiable => not_satisfiable(length),
-        // RFC 9110 section 14.2: a server may ignore a Range that asks for several.
-        Plan::Whole | Plan::Many(_) => {
+        Plan::Whole => {
             let mut response = body(&app, &download, 0..length, is_head).await?;
             describe(response.headers_mut(), &download);
+            response
+        }
+        Plan::Many(ranges) => {
+            let mut response = several(&app, &download, ranges)?;
+            *response.status_mut() = StatusCode::PARTIAL_CONTENT;
             response
         }
         Plan::One(ByteRange { first, last }) => {
@@ -117,9 +123,7 @@ pub async fn download(
 
 fn not_satisfiable(length: u64) -> Response {
     let mut response = Problem::new(
-        StatusCode::RANGE_NOT_SATISFIABLE,
-        "range-not-satisfiable",
-        "No part of the range is in the file",
+        &kinds::RANGE_NOT_SATISFIABLE,
         format!("The file is {length} bytes long; ask for bytes before that."),
     )
     .into_response();
@@ -157,6 +161,43 @@ async fn body(
     response
         .headers_mut()
         .insert(CONTENT_LENGTH, HeaderValue::from(length));
+    Ok(response)
+}
+
+/// The bytes of several ranges, one after the other as they are sent.
+fn several(
+    app: &Arc<App>,
+    download: &Download,
+    ranges: Vec<ByteRange>,
+) -> Result<Response, Problem> {
+    let boundary = RequestId::random().map_err(|error| {
+        tracing::error!(%error, "the system gives no random numbers");
+        Problem::unavailable("The server cannot make a boundary now; ask for one range.")
+    })?;
+    let multipart = Multipart::new(boundary, download.artefact.bytes);
+    let length = multipart.content_length(&ranges);
+    let content_type = multipart.content_type();
+    let end = stream::once(future::ready(Ok(multipart.end())));
+    let (exporter, sent) = (app.exporter.clone(), app.metrics.download_bytes());
+    let download = download.clone();
+    let described = download.clone();
+    let parts = stream::iter(ranges).then(move |range| {
+        let (exporter, download) = (exporter.clone(), download.clone());
+        let head = stream::once(future::ready(Ok(multipart.head(range))));
+        async move {
+            let bytes = exporter.read(&download, range.first..range.last + 1).await;
+            bytes.map(|bytes| head.chain(bytes))
+        }
+    });
+    let body = parts.try_flatten().chain(end);
+    let body = body.inspect_ok(move |chunk: &Bytes| {
+        sent.inc_by(chunk.len() as u64);
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    let headers = response.headers_mut();
+    describe(headers, &described);
+    insert(headers, CONTENT_TYPE, &content_type);
+    headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
     Ok(response)
 }
 

@@ -1,12 +1,15 @@
 //! Errors as `application/problem+json` (RFC 9457), and the one place where errors of the
 //! library become answers.
 
+pub mod kinds;
+mod page;
+
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue};
 use ibid::export::RevokedBy;
 use ibid::exporter::DownloadError;
 use ibid::ledger::{CreateError, LedgerError};
@@ -14,13 +17,13 @@ use ibid::limits::LimitReached;
 use ibid::source::SourceError;
 use serde::Serialize;
 
+pub use kinds::Kind;
+pub use page::page;
+
 /// An answer that says what went wrong and what to do.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    status: StatusCode,
-    /// The stable name: the last part of `type`.
-    name: &'static str,
-    title: &'static str,
+    kind: &'static Kind,
     /// A full sentence that says what to do.
     detail: String,
     headers: Vec<(HeaderName, HeaderValue)>,
@@ -30,16 +33,9 @@ pub struct Problem {
 const SOON: Duration = Duration::from_secs(5);
 
 impl Problem {
-    pub fn new(
-        status: StatusCode,
-        name: &'static str,
-        title: &'static str,
-        detail: impl Into<String>,
-    ) -> Problem {
+    pub fn new(kind: &'static Kind, detail: impl Into<String>) -> Problem {
         Problem {
-            status,
-            name,
-            title,
+            kind,
             detail: detail.into(),
             headers: Vec::new(),
         }
@@ -57,35 +53,26 @@ impl Problem {
     }
 
     pub fn unauthorized(detail: &str) -> Problem {
-        Problem::new(
-            StatusCode::UNAUTHORIZED,
-            "unauthorized",
-            "Who is asking is not known",
-            detail,
-        )
-        .with_header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
+        Problem::new(&kinds::UNAUTHORIZED, detail)
+            .with_header(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))
     }
 
     pub fn role_insufficient(needed: &str) -> Problem {
         Problem::new(
-            StatusCode::FORBIDDEN,
-            "role-insufficient",
-            "The token's role does not allow this",
+            &kinds::ROLE_INSUFFICIENT,
             format!("Use a token with the role {needed}."),
         )
     }
 
     pub fn account_disabled() -> Problem {
         Problem::new(
-            StatusCode::FORBIDDEN,
-            "account-disabled",
-            "The account is disabled",
+            &kinds::ACCOUNT_DISABLED,
             "This account is disabled; ask an administrator to enable it.",
         )
     }
 
     pub fn not_found(detail: &str) -> Problem {
-        Problem::new(StatusCode::NOT_FOUND, "not-found", "Not found", detail)
+        Problem::new(&kinds::NOT_FOUND, detail)
     }
 
     /// One answer for a job that does not exist and for one of another user.
@@ -95,9 +82,7 @@ impl Problem {
 
     pub fn method_not_allowed() -> Problem {
         Problem::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method-not-allowed",
-            "The method is not allowed here",
+            &kinds::METHOD_NOT_ALLOWED,
             "Use one of the methods that the Allow header names.",
         )
     }
@@ -107,28 +92,16 @@ impl Problem {
     }
 
     pub fn request_invalid(detail: impl Into<String>) -> Problem {
-        Problem::new(
-            StatusCode::BAD_REQUEST,
-            "request-invalid",
-            "The request is not valid",
-            detail,
-        )
+        Problem::new(&kinds::REQUEST_INVALID, detail)
     }
 
     pub fn scope_invalid(detail: impl Into<String>) -> Problem {
-        Problem::new(
-            StatusCode::BAD_REQUEST,
-            "scope-invalid",
-            "The scope is not valid",
-            detail,
-        )
+        Problem::new(&kinds::SCOPE_INVALID, detail)
     }
 
     pub fn key_missing() -> Problem {
         Problem::new(
-            StatusCode::BAD_REQUEST,
-            "idempotency-key-missing",
-            "The request has no idempotency key",
+            &kinds::IDEMPOTENCY_KEY_MISSING,
             "Send an Idempotency-Key header: a value that you make once for this export and \
              send again with every repetition of the request, such as a UUID.",
         )
@@ -136,9 +109,7 @@ impl Problem {
 
     pub fn key_invalid(reason: &str) -> Problem {
         Problem::new(
-            StatusCode::BAD_REQUEST,
-            "idempotency-key-invalid",
-            "The idempotency key is not valid",
+            &kinds::IDEMPOTENCY_KEY_INVALID,
             format!(
                 "The Idempotency-Key cannot be used: {reason}. Send one key of 1 to 255 visible \
                  ASCII characters."
@@ -148,48 +119,34 @@ impl Problem {
 
     pub fn unsupported_media_type() -> Problem {
         Problem::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "unsupported-media-type",
-            "The body is of a type that is not taken here",
+            &kinds::UNSUPPORTED_MEDIA_TYPE,
             "Send the body as application/json.",
         )
     }
 
     pub fn too_large(limit: &str) -> Problem {
         Problem::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "body-too-large",
-            "The body is too large",
+            &kinds::BODY_TOO_LARGE,
             format!("Send a body of at most {limit}."),
         )
     }
 
     pub fn not_restorable() -> Problem {
         Problem::new(
-            StatusCode::CONFLICT,
-            "not-restorable",
-            "The export cannot be restored",
+            &kinds::NOT_RESTORABLE,
             "Only a finished export that an admin revoked, and whose file is still there, can be \
              restored; ask the user to make a new export.",
         )
     }
 
     pub fn unavailable(detail: &str) -> Problem {
-        Problem::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "unavailable",
-            "The service cannot answer now",
-            detail,
-        )
-        .retry_after(SOON)
+        Problem::new(&kinds::UNAVAILABLE, detail).retry_after(SOON)
     }
 
     fn internal(what: &dyn std::fmt::Display) -> Problem {
         tracing::error!(error = %what, "a request could not be answered");
         Problem::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            "Something went wrong here",
+            &kinds::INTERNAL,
             "This is a fault of the server; give its operator the request_id of this answer.",
         )
     }
@@ -197,9 +154,9 @@ impl Problem {
     /// Writes the problem into `response` as its body, with the request's id.
     pub fn write(self, response: &mut Response, request_id: &str) {
         let body = Members {
-            kind: format!("/problems/{}", self.name),
-            title: self.title,
-            status: self.status.as_u16(),
+            kind: format!("/problems/{}", self.kind.name),
+            title: self.kind.title,
+            status: self.kind.status.as_u16(),
             detail: &self.detail,
             request_id,
         };
@@ -229,7 +186,7 @@ struct Members<'a> {
 impl IntoResponse for Problem {
     /// The body is written at the edge, where the request's id is known.
     fn into_response(self) -> Response {
-        let mut response = self.status.into_response();
+        let mut response = self.kind.status.into_response();
         for (name, value) in &self.headers {
             response.headers_mut().insert(name, value.clone());
         }
@@ -243,9 +200,7 @@ impl From<LedgerError> for Problem {
         match error {
             LedgerError::NotFound => Problem::no_such_export(),
             LedgerError::Refused(state) => Problem::new(
-                StatusCode::CONFLICT,
-                "state-conflict",
-                "The export's state does not allow this",
+                &kinds::STATE_CONFLICT,
                 format!(
                     "This cannot be done to an export that is {}.",
                     state.as_str()
@@ -288,9 +243,7 @@ impl From<CreateError> for Problem {
     fn from(error: CreateError) -> Problem {
         match error {
             CreateError::KeyReused => Problem::new(
-                StatusCode::UNPROCESSABLE_ENTITY,
-                "idempotency-key-reused",
-                "The idempotency key was used for another request",
+                &kinds::IDEMPOTENCY_KEY_REUSED,
                 "This Idempotency-Key has made an export with another body; repeat that request \
                  unchanged, or send this one with a new key.",
             ),
@@ -300,9 +253,7 @@ impl From<CreateError> for Problem {
             ),
             CreateError::Limit(limit) => too_many_exports(limit),
             CreateError::SourceLoading => Problem::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "source-loading",
-                "The log is still being loaded",
+                &kinds::SOURCE_LOADING,
                 "The first import of the log is not finished, so an export would not be whole; \
                  try again when it is.",
             )
@@ -342,63 +293,45 @@ fn too_many_exports(limit: LimitReached) -> Problem {
             retry_after,
         ),
     };
-    Problem::new(
-        StatusCode::TOO_MANY_REQUESTS,
-        "too-many-exports",
-        "A limit on exports is reached",
-        detail,
-    )
-    .retry_after(retry_after)
+    Problem::new(&kinds::TOO_MANY_EXPORTS, detail).retry_after(retry_after)
 }
 
 impl From<DownloadError> for Problem {
     fn from(error: DownloadError) -> Problem {
-        let forbidden =
-            |name, title, detail: &str| Problem::new(StatusCode::FORBIDDEN, name, title, detail);
-        let gone = |name, title, detail: &str| Problem::new(StatusCode::GONE, name, title, detail);
         match error {
-            DownloadError::LinkInvalid => forbidden(
-                "link-invalid",
-                "The link is not valid",
+            DownloadError::LinkInvalid => Problem::new(
+                &kinds::LINK_INVALID,
                 "This is not a link that the service made for this export; get a fresh one from \
                  the export's status.",
             ),
-            DownloadError::LinkExpired => forbidden(
-                "link-expired",
-                "The link has expired",
+            DownloadError::LinkExpired => Problem::new(
+                &kinds::LINK_EXPIRED,
                 "Get a fresh link from the export's status; a download that has begun goes on \
                  with it.",
             ),
             DownloadError::AccountDisabled => Problem::account_disabled(),
-            DownloadError::Revoked(RevokedBy::Erasure) => gone(
-                "export-erased",
-                "The export's data was erased",
+            DownloadError::Revoked(RevokedBy::Erasure) => Problem::new(
+                &kinds::EXPORT_ERASED,
                 "Data in this export was erased, so it can no longer be fetched; make a new \
                  export.",
             ),
-            DownloadError::Revoked(RevokedBy::Owner | RevokedBy::Admin) => gone(
-                "export-revoked",
-                "The export was revoked",
+            DownloadError::Revoked(RevokedBy::Owner | RevokedBy::Admin) => Problem::new(
+                &kinds::EXPORT_REVOKED,
                 "This export was taken back and can no longer be fetched; its status says by \
                  whom and why.",
             ),
-            DownloadError::Expired => gone(
-                "export-expired",
-                "The export has expired",
+            DownloadError::Expired => Problem::new(
+                &kinds::EXPORT_EXPIRED,
                 "The time for which this export was kept has passed; make a new export.",
             ),
             DownloadError::NotReady => Problem::new(
-                StatusCode::CONFLICT,
-                "export-not-ready",
-                "The export is not ready",
+                &kinds::EXPORT_NOT_READY,
                 "The export is not finished; ask for its status until its state is \"done\".",
             ),
             DownloadError::ArtefactUnavailable(what) => {
                 tracing::error!(error = what, "an artefact cannot be read");
                 Problem::new(
-                    StatusCode::SERVICE_UNAVAILABLE,
-                    "artefact-unavailable",
-                    "The file cannot be read now",
+                    &kinds::ARTEFACT_UNAVAILABLE,
                     "The store of files does not give this export's file; try again, and tell \
                      the operator if it lasts.",
                 )

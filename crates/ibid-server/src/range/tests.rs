@@ -1,4 +1,5 @@
 mod properties;
+mod rows;
 mod table;
 
 use http::header::{HeaderName, HeaderValue};

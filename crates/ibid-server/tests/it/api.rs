@@ -644,3 +644,24 @@ async fn the_metrics_count_what_happened_and_say_what_waits() {
     let sent = whole.bytes.len() + 10;
     says(&format!("ibid_download_bytes_total {sent}"));
 }
+
+#[tokio::test]
+async fn every_kind_of_problem_is_described_at_its_address() {
+    let server = Server::start(Setup::default()).await;
+    for kind in ibid_server::api::problem::kinds::ALL {
+        let address = format!("/problems/{}", kind.name);
+        let described = answer(server.get(&address)).await;
+        assert_eq!(described.status, 200, "{address}");
+        assert_eq!(described.header("vary"), "Accept");
+        assert_eq!(described.text("type"), address);
+        assert_eq!(described.text("title"), kind.title);
+        assert_eq!(described.body["status"], kind.status.as_u16());
+        let page = server.get(&address).header("Accept", "text/html,*/*;q=0.8");
+        let page = answer(page).await;
+        assert_eq!(page.header("content-type"), "text/html; charset=utf-8");
+        let text = String::from_utf8(page.bytes.clone()).expect("UTF-8");
+        assert!(text.contains(&format!("<h1>{}</h1>", kind.title)), "{text}");
+    }
+    let unknown = answer(server.get("/problems/other")).await;
+    unknown.is_problem(404, "not-found");
+}

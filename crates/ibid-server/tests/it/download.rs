@@ -311,7 +311,7 @@ async fn an_artefact_that_is_lost_or_of_another_length_is_not_served() {
     assert_eq!(ready.get(&[]).await.status, 200);
 }
 
-fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
+pub fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();

@@ -11,6 +11,7 @@ mod links;
 mod pg_server;
 mod postgres;
 mod process;
+mod ranges;
 mod resuming;
 #[path = "../../../ibid/tests/it/s3_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]

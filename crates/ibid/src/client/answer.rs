@@ -44,6 +44,15 @@ pub(super) enum Follows {
     Part(Range<u64>, About),
 }
 
+impl Follows {
+    /// The file that they are of.
+    pub(super) fn about_mut(&mut self) -> &mut About {
+        match self {
+            Follows::Whole(about) | Follows::Part(_, about) => about,
+        }
+    }
+}
+
 /// Reads the head of a 200, or of a 206 to a request for the bytes `asked`.
 ///
 /// # Errors

@@ -411,6 +411,15 @@ async fn redirects_are_followed_and_the_digest_comes_from_where_they_began() {
     });
     let store = store.await;
     let to = store.url();
+    let answer = Answer::whole(&file(1)).that_is(Body::Head);
+    let digest = answer.field("Repr-Digest");
+    let server = Hostile::start(move |_| {
+        let answer = Answer::status(307).with("Location", &to);
+        answer.with("Repr-Digest", &digest)
+    });
+    Case::new().gets(&server.await, &file(1)).await;
+    // Or from where one asks for the head alone.
+    let to = store.url();
     let server = Hostile::start(move |request| {
         if request.method == "HEAD" {
             return Answer::honest(request, &file(1)).that_is(Body::Head);

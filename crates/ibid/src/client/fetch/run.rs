@@ -331,6 +331,8 @@ impl<'a> Run<'a> {
         let mut renewed = false;
         'renewed: loop {
             let mut url = link.clone();
+            // A store that the server sends to does not know the digest; the server does.
+            let mut digest = None;
             for redirects in 0..=MAX_REDIRECTS {
                 let mut request = self.link.http.get(&url).header(ACCEPT_ENCODING, "identity");
                 if let Some(Range { start, end }) = asked {
@@ -345,7 +347,11 @@ impl<'a> Run<'a> {
                     StatusCode::OK | StatusCode::PARTIAL_CONTENT => {
                         let is_partial = status == StatusCode::PARTIAL_CONTENT;
                         return match read(is_partial, response.headers(), asked) {
-                            Ok(follows) => Ok((response, follows)),
+                            Ok(mut follows) => {
+                                let about = follows.about_mut();
+                                about.sha256 = about.sha256.or(digest);
+                                Ok((response, follows))
+                            }
                             Err(why) => Err(Fault::NoParts(why)),
                         };
                     }
@@ -359,6 +365,7 @@ impl<'a> Run<'a> {
                     | StatusCode::PERMANENT_REDIRECT
                         if redirects < MAX_REDIRECTS =>
                     {
+                        digest = digest.or(repr_digest(response.headers()));
                         url = elsewhere(&url, &response).map_err(Fault::Final)?;
                     }
                     StatusCode::FORBIDDEN if !renewed => {

@@ -167,6 +167,11 @@ impl Answer {
         self
     }
 
+    pub fn field(&self, name: &str) -> String {
+        let field = self.fields.iter().find(|(given, _)| given == name);
+        field.unwrap().1.clone()
+    }
+
     pub fn without(mut self, name: &str) -> Answer {
         self.fields.retain(|(given, _)| given != name);
         self
