@@ -2,8 +2,10 @@
 
 mod admin;
 mod auth;
+mod body;
 mod download;
 mod exports;
+mod log;
 pub mod problem;
 mod service;
 
@@ -20,7 +22,7 @@ use axum::routing::{get, post, put};
 use http::{HeaderName, HeaderValue};
 use ibid::exporter::Exporter;
 use ibid::ids::RequestId;
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use crate::keys::KeyStore;
 use crate::metrics::Metrics;
@@ -38,6 +40,8 @@ pub struct App {
     pub poll: Duration,
     pub metrics: Arc<Metrics>,
     downloads: mpsc::Sender<ibid::ledger::Download>,
+    /// Places for the bodies of `POST /log`.
+    bodies: Semaphore,
 }
 
 /// How many downloads may wait to be counted before one is left out of the count.
@@ -70,6 +74,7 @@ impl App {
             record,
             poll,
             downloads,
+            bodies: Semaphore::new(log::BODIES),
             metrics: Arc::default(),
         })
     }
@@ -100,6 +105,7 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/metrics", get(service::metrics))
         .route("/problems/{name}", get(problem::page))
         .route("/exports", post(exports::create).get(exports::list))
+        .route("/log", post(log::take))
         .route(
             "/exports/{id}",
             get(exports::status).delete(exports::withdraw),

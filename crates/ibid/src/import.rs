@@ -17,6 +17,10 @@ const BATCH_BYTES: usize = 8 * 1024 * 1024;
 /// How long the lock is left to others between two transactions.
 const BREATH: std::time::Duration = std::time::Duration::from_millis(2);
 
+/// What a program of Windows writes at the head of a file.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+const TOO_LONG: &str = "the line is longer than 4 MiB";
+
 /// How an import is done.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Manner {
@@ -122,6 +126,87 @@ pub async fn import(
     }
     write(source, file, digest, manner, &mut report, note).await?;
     Ok(report)
+}
+
+/// What became of the lines of a text.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Appended {
+    /// Each line that holds an event, by its number from 1.
+    pub outcomes: Vec<(u64, Outcome)>,
+}
+
+/// Why a text was not appended. Nothing of it is written.
+#[derive(Debug, thiserror::Error)]
+pub enum AppendError {
+    /// These lines are invalid.
+    #[error("{} lines are invalid", .0.len())]
+    Refused(Vec<(u64, Invalid)>),
+    #[error(transparent)]
+    Source(SourceError),
+}
+
+/// Appends the events of `text`, one a line, in one transaction.
+///
+/// Lines of white space count and say nothing. Unless `skip_invalid`, one invalid line means that
+/// nothing is written, and all of them are named.
+///
+/// # Errors
+/// See [`AppendError`].
+pub async fn append(
+    source: &dyn Source,
+    text: &[u8],
+    skip_invalid: bool,
+) -> Result<Appended, AppendError> {
+    let mut refused = Vec::new();
+    let mut events = Vec::new();
+    let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
+    for (number, line) in (1..).zip(text.split(|byte| *byte == b'\n')) {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if line.iter().all(u8::is_ascii_whitespace) {
+            continue;
+        }
+        let event = if line.len() > MAX_LINE_BYTES {
+            Err(Invalid::line(TOO_LONG))
+        } else {
+            Event::parse(line)
+        };
+        match event {
+            Ok(event) => events.push((number, event)),
+            Err(invalid) => refused.push((number, invalid)),
+        }
+    }
+    if !skip_invalid {
+        let names = Names::default();
+        let (convs, ids) = names.unknown(events.iter().map(|(_, event)| event));
+        let learnt = source.learn(names, convs, ids).await;
+        let mut names = learnt.map_err(AppendError::Source)?;
+        for (line, event) in &events {
+            if let Err(invalid) = names.check(event) {
+                refused.push((*line, invalid));
+            }
+        }
+        if !refused.is_empty() {
+            refused.sort_by_key(|(line, _)| *line);
+            return Err(AppendError::Refused(refused));
+        }
+    }
+    let lines: Vec<u64> = events.iter().map(|(line, _)| *line).collect();
+    let batch = Batch {
+        events,
+        skip_invalid,
+        import: None,
+    };
+    let appended = source.append(batch).await.map_err(|error| match error {
+        // The log was written to since it was checked.
+        SourceError::Invalid { line, invalid } => AppendError::Refused(vec![(line, invalid)]),
+        other => AppendError::Source(other),
+    })?;
+    let skipped = refused
+        .into_iter()
+        .map(|(line, it)| (line, Outcome::Invalid(it)));
+    let mut outcomes: Vec<_> = lines.into_iter().zip(appended).chain(skipped).collect();
+    outcomes.sort_by_key(|(line, _)| *line);
+    Ok(Appended { outcomes })
 }
 
 fn digest(file: &mut File) -> io::Result<[u8; 32]> {
@@ -271,7 +356,7 @@ impl<'a> Lines<'a> {
             }
             let text = self.without_mark(&line);
             if !fits {
-                let invalid = Invalid::line("the line is longer than 4 MiB");
+                let invalid = Invalid::line(TOO_LONG);
                 batch.push((self.number, Err(invalid)));
             } else if !text.iter().all(u8::is_ascii_whitespace) {
                 batch.push((self.number, Event::parse(text)));
@@ -284,7 +369,7 @@ impl<'a> Lines<'a> {
 
     /// A byte order mark at the head of the file is not part of its first line.
     fn without_mark<'l>(&self, line: &'l [u8]) -> &'l [u8] {
-        match line.strip_prefix(b"\xef\xbb\xbf") {
+        match line.strip_prefix(BYTE_ORDER_MARK) {
             Some(rest) if self.number == 1 => rest,
             _ => line,
         }

@@ -15,7 +15,8 @@ use serde_json::json;
 
 use super::App;
 use super::auth::caller;
-use super::exports::{Document, job_id, json_body, json_object, member_text, unknown_member};
+use super::body::{Taken, read_body};
+use super::exports::{Document, job_id, json_object, member_text, unknown_member};
 use super::problem::Problem;
 
 /// The longest reason for a revocation, in characters.
@@ -29,7 +30,7 @@ pub async fn revoke(
     body: Body,
 ) -> Result<Response, Problem> {
     caller(&app, &headers, Role::Admin).await?;
-    let body = json_body(&headers, body).await?;
+    let body = read_body(&headers, body, &Taken::JSON).await?;
     let mut reason = None;
     for (name, value) in json_object(&body)? {
         match name.as_str() {
@@ -87,7 +88,7 @@ pub async fn set_account(
     body: Body,
 ) -> Result<Response, Problem> {
     caller(&app, &headers, Role::Admin).await?;
-    let body = json_body(&headers, body).await?;
+    let body = read_body(&headers, body, &Taken::JSON).await?;
     let mut enabled = None;
     for (name, value) in json_object(&body)? {
         match (name.as_str(), value) {

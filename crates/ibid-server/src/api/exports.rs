@@ -8,10 +8,8 @@ use axum::extract::{Path, RawQuery, State as Shared};
 use axum::response::{IntoResponse as _, Response};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
-use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use http::header::{LOCATION, RETRY_AFTER};
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
-use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use ibid::export::{Problem as ExportProblem, Revocation, State, Waiting};
 use ibid::ids::JobId;
 use ibid::json::Json as StrictJson;
@@ -25,10 +23,8 @@ use serde_json::json;
 
 use super::App;
 use super::auth::caller;
+use super::body::{Taken, read_body};
 use super::problem::Problem;
-
-/// The largest body of a request for an export, in bytes.
-const MAX_BODY_BYTES: usize = 16 * 1024;
 
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
@@ -39,7 +35,7 @@ pub async fn create(
     body: Body,
 ) -> Result<Response, Problem> {
     let user = caller(&app, &headers, Role::User).await?;
-    let body = json_body(&headers, body).await?;
+    let body = read_body(&headers, body, &Taken::JSON).await?;
     let key = idempotency_key(&headers)?;
     let request = export_request(&body)?;
     let created = app.exporter.request(user, key, request).await?;
@@ -73,32 +69,6 @@ struct Asked {
     job_id: JobId,
     state: State,
     replayed: bool,
-}
-
-/// A body of `application/json` within the limit.
-pub(super) async fn json_body(headers: &HeaderMap, body: Body) -> Result<Bytes, Problem> {
-    let media_type = headers
-        .get(CONTENT_TYPE)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.split(';').next())
-        .map(str::trim);
-    if !media_type.is_some_and(|media_type| media_type.eq_ignore_ascii_case("application/json")) {
-        return Err(Problem::unsupported_media_type());
-    }
-    let announced = headers
-        .get(CONTENT_LENGTH)
-        .and_then(|value| value.to_str().ok())
-        .and_then(|value| value.parse::<u64>().ok());
-    if announced.is_some_and(|bytes| bytes > MAX_BODY_BYTES as u64) {
-        return Err(Problem::too_large("16 KiB"));
-    }
-    match Limited::new(body, MAX_BODY_BYTES).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(Problem::too_large("16 KiB")),
-        Err(_) => Err(Problem::request_invalid(
-            "The body ended before it was whole; send the request again.",
-        )),
-    }
 }
 
 fn idempotency_key(headers: &HeaderMap) -> Result<IdempotencyKey, Problem> {

@@ -27,6 +27,17 @@ pub struct Problem {
     /// A full sentence that says what to do.
     detail: String,
     headers: Vec<(HeaderName, HeaderValue)>,
+    errors: Vec<LineError>,
+}
+
+/// What is wrong with a line of the body.
+#[derive(Clone, Debug, Serialize)]
+pub struct LineError {
+    /// Its number, from 1.
+    pub line: u64,
+    /// The member at fault, unless it is the line as a whole.
+    pub field: Option<String>,
+    pub reason: String,
 }
 
 /// When to try again if nobody can know.
@@ -38,7 +49,14 @@ impl Problem {
             kind,
             detail: detail.into(),
             headers: Vec::new(),
+            errors: Vec::new(),
         }
+    }
+
+    /// Names the lines that are at fault.
+    pub fn with_errors(mut self, errors: Vec<LineError>) -> Problem {
+        self.errors = errors;
+        self
     }
 
     fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Problem {
@@ -117,10 +135,10 @@ impl Problem {
         )
     }
 
-    pub fn unsupported_media_type() -> Problem {
+    pub fn unsupported_media_type(taken: &str) -> Problem {
         Problem::new(
             &kinds::UNSUPPORTED_MEDIA_TYPE,
-            "Send the body as application/json.",
+            format!("Send the body as {taken}."),
         )
     }
 
@@ -159,6 +177,7 @@ impl Problem {
             status: self.kind.status.as_u16(),
             detail: &self.detail,
             request_id,
+            errors: &self.errors,
         };
         // Strings and a number can always be written.
         let body = serde_json::to_string(&body).unwrap_or_default();
@@ -181,6 +200,8 @@ struct Members<'a> {
     status: u16,
     detail: &'a str,
     request_id: &'a str,
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    errors: &'a [LineError],
 }
 
 impl IntoResponse for Problem {

@@ -38,6 +38,10 @@ kinds! {
         "The request has no idempotency key",
         "A request for an export has no Idempotency-Key header.",
         "Make a value for each export that you want, such as a UUID, and send it with every repetition of the request.";
+    LOG_INVALID = BAD_REQUEST "log-invalid"
+        "Lines of the log are not valid",
+        "Lines of the body are no events, or events that the log cannot take; nothing of the body was written.",
+        "Correct the lines that the member errors names, or leave them out with ?skip_invalid=1.";
     MALFORMED = BAD_REQUEST "malformed"
         "The request is not HTTP",
         "What came is no request by RFC 9112, so nothing more can be said of it.",
