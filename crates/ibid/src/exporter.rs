@@ -486,13 +486,18 @@ impl Exporter {
     }
 
     /// Whether a download that has begun may go on: its link may end meanwhile, and so may the
-    /// retention, but not its user's right to it. A database that does not answer now has
+    /// retention (for [`LAST_DOWNLOADS`](crate::export::LAST_DOWNLOADS)), but not its user's right
+    /// to it. A database that does not answer now has
     /// answered before, and is asked again.
     async fn may_go_on(&self, export: &Export) -> Result<(), VaultError> {
         let gone = |what: &str| Err(VaultError::Unavailable(what.to_owned()));
         match self.ledger.find(export.job_id).await {
             Ok(Some(found)) if found.export.state == State::Revoked => {
                 return gone("the export was revoked");
+            }
+            // Not from when its retention ends, but from when its bytes are to go.
+            Ok(Some(found)) if found.export.state == State::Expired => {
+                return gone("the export has expired");
             }
             Ok(None) => return gone("the export is gone"),
             Ok(Some(_)) | Err(_) => {}

@@ -80,7 +80,7 @@ async fn the_file_is_the_one_that_a_disk_gives_and_parts_are_gone(on: &On) {
 }
 
 /// Text that hardly compresses.
-fn noise(number: u64) -> String {
+pub fn noise(number: u64) -> String {
     let mut text = String::new();
     let mut at = number;
     while text.len() < 40_000 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::export::{Event, RevokedBy, State};
+use ibid::export::{Event, LAST_DOWNLOADS, RevokedBy, State};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::janitor::{SweepError, Swept};
 use ibid::ledger::LedgerError;
@@ -131,9 +131,20 @@ async fn an_export_expires_and_its_bytes_go(on: &On) {
         .settle(claim.export.job_id, claim.id, gave_up)
         .await
         .unwrap();
+    // Expired for everybody at its moment; the bytes stay for whom began to read before.
     home.clock
-        .advance(TERMS.retention - Duration::from_micros(1));
-    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+        .advance(TERMS.retention + LAST_DOWNLOADS - Duration::from_micros(1));
+    for all in [false, true] {
+        let janitor = home.janitor();
+        let swept = match all {
+            false => janitor.sweep().await,
+            true => janitor.sweep_all().await,
+        };
+        assert_eq!(swept.unwrap(), Swept::default());
+    }
+    let now = home.clock.now();
+    assert_eq!(home.find(done).await.export.state_at(now), State::Expired);
+    assert_eq!(home.kept(done).len(), 1);
     home.clock.advance(Duration::from_micros(1));
     let swept = home.janitor().sweep().await.unwrap();
     assert_eq!((swept.expired, swept.objects), (2, 1));
@@ -184,7 +195,7 @@ async fn a_withdrawn_export_is_gone_in_every_state(on: &On) {
                     assert_eq!(home.kept(job).len(), 1, "an admin keeps the bytes");
                 }
                 if state == State::Expired {
-                    home.clock.advance(TERMS.retention);
+                    home.clock.advance(TERMS.retention + LAST_DOWNLOADS);
                     home.janitor().sweep().await.unwrap();
                 }
             }
