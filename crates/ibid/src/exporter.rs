@@ -29,7 +29,7 @@ use crate::source::sqlite::SqliteSource;
 use crate::source::{Source, SourceError};
 use crate::sqlite::{Db, OpenError};
 use crate::time::{Clock, Time};
-use crate::vault::{Key, Vault, VaultError};
+use crate::vault::{Asked, Key, Vault, VaultError};
 use crate::work::Workshop;
 
 /// Where a log or a ledger is.
@@ -69,6 +69,8 @@ pub struct Exporter {
     /// Log and ledger are in different databases.
     log_elsewhere: bool,
     created: Arc<Notify>,
+    /// Whether downloads are left to the object store.
+    offload: bool,
     /// Where other nodes announce the jobs that they create.
     postgres: Option<Pg>,
 }
@@ -85,11 +87,16 @@ pub enum DatabaseError {
 /// How often a download that goes on is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
+/// The longest that an address lives at which the object store serves a download.
+const OFFLOAD_LIFE: Duration = Duration::from_secs(60);
+
 /// A download that may go ahead.
 #[derive(Clone, Debug)]
 pub struct Download {
     pub export: Export,
     pub artefact: Artefact,
+    /// Until when it may begin: until its link ends, and the artefact's retention.
+    pub until: Time,
 }
 
 /// Why a download is refused, in the order in which it is checked.
@@ -147,6 +154,7 @@ impl Exporter {
             terms,
             log_elsewhere: false,
             created: Arc::default(),
+            offload: false,
             postgres: None,
         }
     }
@@ -162,6 +170,13 @@ impl Exporter {
             log_elsewhere: true,
             ..Exporter::new(source, ledger, vault, terms)
         }
+    }
+
+    /// The same, which leaves downloads to the object store once it has checked them, if
+    /// `offload`: see [`Exporter::offload`].
+    #[must_use]
+    pub fn offloading(self, offload: bool) -> Exporter {
+        Exporter { offload, ..self }
     }
 
     pub fn terms(&self) -> &ExportTerms {
@@ -449,13 +464,48 @@ impl Exporter {
             return Err(DownloadError::NotReady);
         };
         match self.vault.length(artefact_key(&export, &artefact)).await {
-            Ok(length) if length == artefact.bytes => Ok(Download { export, artefact }),
+            Ok(length) if length == artefact.bytes => {
+                let exp = Time::from_seconds(link.exp);
+                let until = export.expires_at.map_or(exp, |at| at.min(exp));
+                Ok(Download {
+                    export,
+                    artefact,
+                    until,
+                })
+            }
             Ok(length) => Err(DownloadError::ArtefactUnavailable(format!(
                 "it is {length} bytes long instead of {}",
                 artefact.bytes
             ))),
             Err(error) => Err(DownloadError::ArtefactUnavailable(error.to_string())),
         }
+    }
+
+    /// The address at which the object store itself serves a download that may go ahead, to
+    /// whoever has it: a secret, which lives for a minute at most and ends with the link and with
+    /// the retention. What the store answers is not checked again. `None` if this installation
+    /// serves its downloads itself, or there is less than a second left.
+    ///
+    /// # Errors
+    /// No address can be signed now, or the ledger does not answer.
+    pub async fn offload(
+        &self,
+        download: &Download,
+        asked: Asked,
+    ) -> Result<Option<String>, DownloadError> {
+        if !self.offload {
+            return Ok(None);
+        }
+        // Asked anew, since the store may have taken its time to answer meanwhile. Whole seconds
+        // are what can be signed; half a one more would outlive the link.
+        let left = self.ledger.now().await?.until(download.until).as_secs();
+        if left == 0 {
+            return Ok(None);
+        }
+        let life = OFFLOAD_LIFE.min(Duration::from_secs(left));
+        let key = artefact_key(&download.export, &download.artefact);
+        let signed = self.vault.presign(key, asked, life).await;
+        signed.map_err(|error| DownloadError::ArtefactUnavailable(error.to_string()))
     }
 
     /// The bytes of `range` of an artefact; ends with an error if they cannot be read, or once

@@ -1,5 +1,7 @@
 //! Where parts and artefacts are kept: an object store, which on a laptop is a folder.
 
+mod presign;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,13 +15,17 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::prefix::PrefixStore;
+use object_store::signer::Signer;
 use object_store::{
-    BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutPayload,
-    RetryConfig,
+    Attributes, BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _,
+    PutMultipartOptions, PutOptions, PutPayload, RetryConfig,
 };
 
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
+use crate::time::Time;
+
+pub use presign::Asked;
 
 /// Spells every path in the vault. Paths are made from ids only, and each attempt at a job
 /// writes under its own claim, so a worker that overstays touches nothing that counts.
@@ -126,14 +132,26 @@ const MOST_RETRIES: usize = 4;
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
     place: Place,
+    /// How addresses are signed under which the store itself serves an object.
+    signing: Option<Signing>,
     least_free_bytes: u64,
+}
+
+#[derive(Clone)]
+struct Signing {
+    signer: Arc<dyn Signer>,
+    /// Whether it signs what the store shall say of the object, too.
+    takes_query: bool,
 }
 
 #[derive(Clone)]
 enum Place {
     Folder(PathBuf),
     /// In it an object of any size is made out of pieces, under an id that can be given up.
-    Objects(Arc<dyn MultipartStore>),
+    Objects {
+        pieces: Arc<dyn MultipartStore>,
+        pieces_take_attributes: bool,
+    },
 }
 
 /// Whether the address of a vault is that of an object store that this program can use:
@@ -226,6 +244,7 @@ impl Vault {
         Ok(Vault {
             store: Arc::new(store),
             place: Place::Folder(folder.to_owned()),
+            signing: None,
             least_free_bytes: 0,
         })
     }
@@ -260,7 +279,9 @@ impl Vault {
         let options = given.into_iter();
         let client = ClientOptions::new()
             .with_timeout(REQUEST_LIMIT)
-            .with_connect_timeout(CONNECT_LIMIT);
+            .with_connect_timeout(CONNECT_LIMIT)
+            // Where an object that is sent in pieces takes no attributes.
+            .with_content_type_for_suffix("gz", "application/gzip");
         let retry = RetryConfig {
             backoff: BackoffConfig {
                 init_backoff: Duration::from_millis(100),
@@ -281,7 +302,7 @@ impl Vault {
                         builder = builder.with_config(key, value);
                     }
                 }
-                Vault::of(builder.$in_bucket(bucket).build()?, prefix)
+                Vault::of(builder.$in_bucket(bucket).build()?, scheme, prefix)
             }};
         }
         Ok(match scheme {
@@ -291,11 +312,22 @@ impl Vault {
         })
     }
 
-    fn of<S: ObjectStore + MultipartStore + Clone>(store: S, prefix: &str) -> Vault {
+    fn of<S>(store: S, scheme: &str, prefix: &str) -> Vault
+    where
+        S: ObjectStore + MultipartStore + Signer + Clone,
+    {
         let store = PrefixStore::new(store, prefix);
+        let is_azure = scheme == "az";
         Vault {
             store: Arc::new(store.clone()),
-            place: Place::Objects(Arc::new(store)),
+            signing: Some(Signing {
+                signer: Arc::new(store.clone()),
+                takes_query: !is_azure,
+            }),
+            place: Place::Objects {
+                pieces: Arc::new(store),
+                pieces_take_attributes: !is_azure,
+            },
             least_free_bytes: 0,
         }
     }
@@ -329,7 +361,7 @@ impl Vault {
     pub fn folder(&self) -> Option<&Path> {
         match &self.place {
             Place::Folder(folder) => Some(folder),
-            Place::Objects(_) => None,
+            Place::Objects { .. } => None,
         }
     }
 
@@ -358,7 +390,7 @@ impl Vault {
     ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
         match self.place {
             Place::Folder(_) => self.read_file(key, range).await,
-            Place::Objects(_) => self.fetch(key, range).await,
+            Place::Objects { .. } => self.fetch(key, range).await,
         }
     }
 
@@ -435,11 +467,21 @@ impl Vault {
                 let file = self.store.put_multipart(&path).await?;
                 (Sink::File(file), DISK_PIECE_BYTES as u64)
             }
-            Place::Objects(_) if bytes <= LEAST_PIECE_BYTES => {
-                (Sink::Object(Arc::clone(&self.store), path), bytes)
+            Place::Objects { .. } if bytes <= LEAST_PIECE_BYTES => {
+                let store = Arc::clone(&self.store);
+                let attributes = presign::attributes(key);
+                (Sink::Object(store, path, attributes), bytes)
             }
-            Place::Objects(store) => {
-                let id = store.create_multipart(&path).await?;
+            Place::Objects {
+                pieces: store,
+                pieces_take_attributes,
+            } => {
+                let attributes = match pieces_take_attributes {
+                    true => presign::attributes(key),
+                    false => Attributes::new(),
+                };
+                let options = PutMultipartOptions::from(attributes);
+                let id = store.create_multipart_opts(&path, options).await?;
                 let pieces = Pieces {
                     store: Arc::clone(store),
                     path,
@@ -460,7 +502,7 @@ impl Vault {
     /// Gives up an upload that was begun and not finished. One that is unknown, because it was
     /// finished or given up, is no error.
     pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
-        let Place::Objects(store) = &self.place else {
+        let Place::Objects { pieces: store, .. } = &self.place else {
             return Ok(());
         };
         match store.abort_multipart(&key.path(), &upload.to_owned()).await {
@@ -476,7 +518,7 @@ impl Vault {
                 let folder = folder.clone();
                 on_disk(move || names_in(&folder)).await?
             }
-            Place::Objects(_) => {
+            Place::Objects { .. } => {
                 let listed = self.store.list_with_delimiter(None).await?;
                 let names = listed.common_prefixes.iter();
                 names
@@ -506,7 +548,7 @@ impl Vault {
                 })
                 .await
             }
-            Place::Objects(_) => {
+            Place::Objects { .. } => {
                 let prefix = object_store::path::Path::from(job.to_string());
                 let listed = self.store.list(Some(&prefix));
                 let objects = listed.try_filter_map(|meta| {
@@ -548,12 +590,37 @@ impl Vault {
     /// Writes an object, reads it and deletes it again; whether it was the same.
     pub async fn probe(&self) -> Result<bool, VaultError> {
         let id = ClaimId::random().map_err(|e| VaultError::Unavailable(e.to_string()))?;
-        let path = object_store::path::Path::from(format!("probe-{id}"));
+        let path = object_store::path::Path::from(format!("{PROBES}/{id}"));
         let written: Bytes = (0..=u8::MAX).cycle().take(64 * 1024).collect();
         self.store.put(&path, written.clone().into()).await?;
         let read = self.store.get(&path).await?.bytes().await?;
         self.store.delete(&path).await?;
         Ok(read == written)
+    }
+
+    /// Deletes what probes that were killed have left, if it is from before `before` by the
+    /// store's clock; gives how many objects that were.
+    pub async fn sweep_probes(&self, before: Time) -> Result<u64, VaultError> {
+        if let Place::Folder(folder) = &self.place {
+            let folder = folder.clone();
+            return on_disk(move || delete_probes(&folder, before)).await;
+        }
+        let prefix = object_store::path::Path::from(PROBES);
+        let listed = self.store.list(Some(&prefix));
+        let old = listed.try_filter_map(|meta| {
+            let is_old = meta.last_modified.timestamp_micros() < before.micros();
+            std::future::ready(Ok(is_old.then_some(meta.location)))
+        });
+        let old: Vec<_> = old.try_collect().await?;
+        let mut deleted = 0;
+        for path in old {
+            match self.store.delete(&path).await {
+                Ok(()) => deleted += 1,
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(deleted)
     }
 
     /// Whose vault this is: `ledger` if nobody's so far. Objects that a ledger does not name are
@@ -574,6 +641,12 @@ impl Vault {
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 }
+
+/// Where probes write in an object store.
+const PROBES: &str = "probe";
+
+/// How the names of files begin that try a folder, for as long as that takes.
+pub const PROBE_PREFIX: &str = ".ibid-doctor-";
 
 /// Where it is written whose vault this is.
 const OWNER: &str = "ledger";
@@ -623,6 +696,30 @@ fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
         .collect()
 }
 
+/// Deletes the files of probes that were last written before `before`.
+fn delete_probes(folder: &Path, before: Time) -> std::io::Result<u64> {
+    let mut deleted = 0;
+    for name in names_in(folder)? {
+        if !name.starts_with(PROBE_PREFIX) {
+            continue;
+        }
+        let path = folder.join(name);
+        let written = match path.symlink_metadata() {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            metadata => metadata?.modified()?,
+        };
+        let since = written.duration_since(std::time::UNIX_EPOCH);
+        if Time::from_micros(0).plus(since.unwrap_or_default()) >= before {
+            continue;
+        }
+        match std::fs::remove_file(path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+            _ => deleted += 1,
+        }
+    }
+    Ok(deleted)
+}
+
 /// Deletes files of a job, and the folders that are empty then.
 fn delete_files(folder: &Path, objects: &[Object]) -> std::io::Result<()> {
     for object in objects {
@@ -667,7 +764,7 @@ pub struct Upload {
 enum Sink {
     File(Box<dyn MultipartUpload>),
     /// Small enough to be sent at once, at the end.
-    Object(Arc<dyn ObjectStore>, object_store::path::Path),
+    Object(Arc<dyn ObjectStore>, object_store::path::Path, Attributes),
     Pieces(Pieces),
 }
 
@@ -729,8 +826,9 @@ impl Upload {
         let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
         match &mut self.sink {
             Sink::File(file) => file.put_part(piece).await?,
-            Sink::Object(store, path) => {
-                store.put(path, piece).await?;
+            Sink::Object(store, path, attributes) => {
+                let options = PutOptions::from(attributes.clone());
+                store.put_opts(path, piece, options).await?;
             }
             Sink::Pieces(pieces) => {
                 let number = pieces.sent.len();

@@ -22,6 +22,7 @@ on_both!(
     an_upload_that_a_killed_worker_began_is_given_up,
     an_upload_that_cannot_be_noted_is_given_up,
     what_no_row_names_is_deleted_from_the_store,
+    what_a_killed_probe_has_left_is_deleted_after_an_hour,
     calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for,
     how_requests_to_the_store_are_signed_is_not_told,
 );
@@ -213,6 +214,24 @@ async fn what_no_row_names_is_deleted_from_the_store(on: &On) {
         .await
         .unwrap();
     assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+}
+
+async fn what_a_killed_probe_has_left_is_deleted_after_an_hour(on: &On) {
+    let server = S3Server::start().await;
+    let (home, exporter) = at(&server, on, 0).await;
+    assert!(exporter.vault.probe().await.unwrap());
+    assert_eq!(server.objects("a/prefix"), [""; 0]);
+    // The store's own clock and the ledger's are compared; that of a test stands.
+    let now = home.clock.now();
+    let hour = Duration::from_secs(3600);
+    server.put(
+        "a/prefix/probe/old",
+        now.minus(hour + Duration::from_secs(1)),
+    );
+    server.put("a/prefix/probe/young", now.minus(hour / 2));
+    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+    assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+    assert_eq!(server.objects("a/prefix"), ["ledger", "probe/young"]);
 }
 
 async fn calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for(on: &On) {

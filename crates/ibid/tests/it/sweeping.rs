@@ -7,7 +7,7 @@ use ibid::export::{Event, LAST_DOWNLOADS, RevokedBy, State};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::janitor::{SweepError, Swept};
 use ibid::ledger::LedgerError;
-use ibid::vault::Key;
+use ibid::vault::{Key, PROBE_PREFIX};
 use tokio::sync::Notify;
 
 use crate::events::{chat, say};
@@ -23,6 +23,7 @@ on_both!(
     old_records_go_and_free_their_keys,
     a_sweep_goes_on_past_what_cannot_be_deleted,
     a_vault_of_another_ledger_is_left_alone,
+    what_a_killed_doctor_has_left_is_deleted_after_an_hour,
     a_done_export_whose_bytes_are_lost_is_made_again_and_is_the_same,
     a_done_export_that_would_come_out_other_fails,
 );
@@ -312,6 +313,25 @@ async fn a_vault_of_another_ledger_is_left_alone(on: &On) {
         "{refused:?}"
     );
     assert_eq!(home.kept(job).len(), 1);
+}
+
+async fn what_a_killed_doctor_has_left_is_deleted_after_an_hour(on: &On) {
+    let home = Installation::on(on).await;
+    let folder = home.exporter.vault.folder().unwrap();
+    let now = Duration::from_micros(home.clock.now().micros() as u64);
+    let leave = |name: &str, ago: u64| {
+        let file = std::fs::File::create(folder.join(name)).unwrap();
+        let at = std::time::UNIX_EPOCH + now - Duration::from_secs(ago);
+        file.set_modified(at).unwrap();
+    };
+    leave(&format!("{PROBE_PREFIX}old"), 3601);
+    leave(&format!("{PROBE_PREFIX}young"), 1800);
+    leave("not-ours", 9999);
+    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+    assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+    let there = |name: &str| folder.join(name).exists();
+    assert!(!there(&format!("{PROBE_PREFIX}old")));
+    assert!(there(&format!("{PROBE_PREFIX}young")) && there("not-ours"));
 }
 
 /// The file of a done export, and where it lies.
