@@ -122,8 +122,10 @@ fn every_default_is_that_of_the_contract() {
         unfinished_per_user: limited(3),
         exports_per_user_per_day: limited(20),
         running_per_user: limited(2),
+        offload: Offload::None,
         min_free: 256 << 20,
         signing_keys: PathBuf::from("./ibid-data/keys"),
+        metrics_listen: None,
         drain: Duration::from_secs(10),
     };
     let config = Config::resolve(&Flags::default(), &Environment::default()).unwrap();
@@ -179,6 +181,7 @@ fn every_key_can_be_given_by_each_source() {
     for key in &KEYS {
         let value = match key.default.value(Path::new("/d")) {
             none if none.is_empty() && key.name == "source" => "sqlite:/srv/log.db".to_owned(),
+            none if none.is_empty() && key.name == "metrics_listen" => "[::1]:0".to_owned(),
             none if none.is_empty() => "https://chat.example".to_owned(),
             value => value,
         };
