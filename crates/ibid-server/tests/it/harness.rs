@@ -109,7 +109,7 @@ impl Server {
         let stop = CancellationToken::new();
         let ended = stop.clone();
         tokio::spawn(async move {
-            lifecycle::run(port, app, None, ended, Duration::ZERO)
+            lifecycle::run(port, app, None, None, ended, Duration::ZERO)
                 .await
                 .expect("the server ends in order");
         });
