@@ -148,7 +148,7 @@ fn examine(findings: &mut Findings, settings: &Settings) {
             lost_artefacts(findings, contents.as_ref(), folder);
             storage(findings, folder);
         }
-        store @ Artifacts::Store { url, .. } => object_store(findings, url, store),
+        Artifacts::Store { url, .. } => object_store(findings, url, settings),
     }
     free_space(findings, settings);
     clock(findings, contents.as_ref(), Clock::system().now());

@@ -6,6 +6,7 @@ mod crash;
 mod download;
 mod harness;
 mod links;
+mod offload;
 #[path = "../../../ibid/tests/it/pg_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod pg_server;

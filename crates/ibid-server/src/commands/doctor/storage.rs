@@ -4,12 +4,15 @@ use std::fs::File;
 use std::io::{Read as _, Seek as _, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use ibid::contents::Contents;
+use ibid::ids::{ClaimId, JobId};
+use ibid::vault::{Asked, Key, Vault};
 
 use super::{Findings, existing, look};
 use crate::commands::vault;
-use crate::config::{Artifacts, Database, Settings};
+use crate::config::{Database, Offload, Settings};
 
 /// Below this a disk will soon be full.
 const LITTLE_FREE_BYTES: u64 = 1024 * 1024 * 1024;
@@ -47,9 +50,9 @@ pub(super) fn storage(findings: &mut Findings, folder: &Path) {
     }
 }
 
-pub(super) fn object_store(findings: &mut Findings, url: &str, store: &Artifacts) {
+pub(super) fn object_store(findings: &mut Findings, url: &str, settings: &Settings) {
     const CHECK: &str = "storage";
-    let vault = match vault(store) {
+    let vault = match vault(&settings.artifacts) {
         Ok(vault) => vault,
         Err(failure) => {
             findings.failure(CHECK, failure.message());
@@ -78,14 +81,50 @@ pub(super) fn object_store(findings: &mut Findings, url: &str, store: &Artifacts
             ),
         ),
     }
+    if settings.offload == Offload::Presigned {
+        offload(findings, &vault);
+    }
+}
+
+/// Whether addresses of the store can be signed to which downloads are sent on.
+fn offload(findings: &mut Findings, vault: &Vault) {
+    const CHECK: &str = "offload";
+    let nothing = Key::Artefact {
+        job: JobId::from_bytes([0; 16]),
+        claim: ClaimId::from_bytes([0; 16]),
+    };
+    let signing = vault.presign(nothing, Asked::Head, Duration::from_secs(1));
+    // The doctor works on a thread that may block.
+    match tokio::runtime::Handle::current().block_on(signing) {
+        Ok(Some(address)) => {
+            let place = address.split(['?', '#']).next().unwrap_or_default();
+            let host = place.split('/').take(3).collect::<Vec<_>>().join("/");
+            findings.ok(
+                CHECK,
+                format!(
+                    "downloads are sent on to {host}, which the users must be able to reach; a \
+                     revocation stops those that begin from then on, and an address that was \
+                     given before for a minute no more"
+                ),
+            );
+        }
+        Ok(None) => findings.failure(CHECK, "a folder serves no downloads; set offload to none"),
+        Err(error) => findings.failure(
+            CHECK,
+            format!(
+                "no address of the store can be signed: {error}; give ibid keys that may sign, or \
+                 set offload to none"
+            ),
+        ),
+    }
 }
 
 /// Whether bytes that were written and flushed into `folder` can be read again.
 fn write_and_read(folder: &Path) -> std::io::Result<bool> {
     let written: Vec<u8> = (0..=u8::MAX).cycle().take(64 * 1024).collect();
-    // Has no name, or loses it when this ends.
+    // Loses its name when this ends; if it is killed, the next long sweep takes it away.
     let mut file = tempfile::Builder::new()
-        .prefix(".ibid-doctor-")
+        .prefix(ibid::vault::PROBE_PREFIX)
         .tempfile_in(folder)?;
     file.write_all(&written)?;
     file.as_file().sync_all()?;

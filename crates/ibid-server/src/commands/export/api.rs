@@ -181,17 +181,20 @@ impl Api {
     }
 
     /// Begins to download. The link says all that the server has to know, and may lead to
-    /// another host, so the token is not sent.
+    /// another host, so the token is not sent. The server may send on to the store of its files,
+    /// once; that gets nothing but what is in the address.
     ///
     /// # Errors
-    /// The server refuses, does not answer, or offers another file.
+    /// The server or the store refuses, does not answer, or offers another file.
     pub async fn download(&self, artefact: &Artefact) -> Result<Response, Failure> {
         let url = resolve(&self.text, &artefact.url).ok_or_else(|| {
             Failure::failed("the server gave a download link that is none; look at its public_url")
         })?;
         let client = client_for(&url)?;
-        let response = send(client.get(url)).await.map_err(|e| e.failure)?;
-        if response.status() != StatusCode::OK {
+        let mut response = send(client.get(url.clone())).await.map_err(|e| e.failure)?;
+        if response.status() == StatusCode::TEMPORARY_REDIRECT {
+            response = from_store(&url, &response).await?;
+        } else if response.status() != StatusCode::OK {
             return Err(refusal(response).await.failure);
         }
         let length = number(response.headers(), CONTENT_LENGTH.as_str());
@@ -225,6 +228,50 @@ impl Api {
         })?;
         Ok((answer, pause))
     }
+}
+
+/// Begins to download where the server sends on to. What the store answers is not shown: it may
+/// say how the address was signed.
+async fn from_store(link: &Url, response: &Response) -> Result<Response, Failure> {
+    let place = elsewhere(link, response.headers()).ok_or_else(|| {
+        Failure::failed(
+            "the server sends on to an address that is none or is not safe (https must not lead \
+             to http); look at how it reaches its object store",
+        )
+    })?;
+    let host = place.host_str().unwrap_or_default().to_owned();
+    let response = client_for(&place)?.get(place).send().await.map_err(|e| {
+        let message = format!(
+            "the store at {host}, to which the server sends on, cannot be reached: {}; look \
+             whether this machine can reach it, then run the same command again",
+            cause(&e)
+        );
+        Failure::new(Exit::Unreachable, message)
+    })?;
+    let status = response.status();
+    if status == StatusCode::OK {
+        return Ok(response);
+    }
+    let exit = match status.is_server_error() {
+        true => Exit::Unreachable,
+        false => Exit::Refused,
+    };
+    let message = format!(
+        "the store at {host}, to which the server sends on, answered {status}; run the same \
+         command again"
+    );
+    Err(Failure::new(exit, message))
+}
+
+/// Where an answer to `link` sends on to: an address of its own, whoever's it is, that is at least
+/// as private.
+fn elsewhere(link: &Url, headers: &HeaderMap) -> Option<Url> {
+    let place = Url::parse(headers.get(LOCATION)?.to_str().ok()?).ok()?;
+    let private = place.scheme() == "https" || link.scheme() == "http";
+    let plain = matches!(place.scheme(), "http" | "https")
+        && place.username().is_empty()
+        && place.password().is_none();
+    (private && plain).then_some(place)
 }
 
 async fn send(request: RequestBuilder) -> Result<Response, Refusal> {
@@ -272,7 +319,15 @@ async fn refusal(response: Response) -> Refusal {
     let location = response
         .headers()
         .get(LOCATION)
-        .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned());
+        .map(|value| String::from_utf8_lossy(value.as_bytes()).into_owned())
+        // What stands behind it may be a signature.
+        .map(|place| {
+            place
+                .split(['?', '#'])
+                .next()
+                .unwrap_or_default()
+                .to_owned()
+        });
     let body = read(response).await.unwrap_or_default();
     let detail = serde_json::from_slice::<Reason>(&body)
         .ok()
@@ -424,6 +479,31 @@ mod tests {
         for bad in ["", "download/x", "file:///etc/passwd"] {
             assert_eq!(resolved("http://h", bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn a_download_is_sent_on_to_any_host_and_never_from_https_to_http() {
+        let sent = |link: &str, location: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(LOCATION, location.parse().unwrap());
+            elsewhere(&Url::parse(link).unwrap(), &headers).map(String::from)
+        };
+        for link in ["http://h/download/x", "https://h/download/x"] {
+            let store = "https://s3.example/b/x?X-Amz-Signature=0";
+            assert_eq!(sent(link, store).as_deref(), Some(store));
+            for bad in [
+                "",
+                "/b/x",
+                "file:///etc/passwd",
+                "https://me@s3.example/x",
+                "https://me:pw@s3.example/x",
+            ] {
+                assert_eq!(sent(link, bad), None, "{bad}");
+            }
+        }
+        let plain = "http://s3.example/x";
+        assert_eq!(sent("http://h/x", plain).as_deref(), Some(plain));
+        assert_eq!(sent("https://h/x", plain), None);
     }
 
     #[test]
