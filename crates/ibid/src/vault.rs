@@ -140,8 +140,8 @@ pub struct Vault {
 #[derive(Clone)]
 struct Signing {
     signer: Arc<dyn Signer>,
-    /// Whether it signs what the store shall say of the object, too.
-    takes_query: bool,
+    /// Whether it signs the right to read instead of one request with all that is in it.
+    is_azure: bool,
 }
 
 #[derive(Clone)]
@@ -322,7 +322,7 @@ impl Vault {
             store: Arc::new(store.clone()),
             signing: Some(Signing {
                 signer: Arc::new(store.clone()),
-                takes_query: !is_azure,
+                is_azure,
             }),
             place: Place::Objects {
                 pieces: Arc::new(store),

@@ -8,7 +8,8 @@ use object_store::{Attribute, Attributes};
 use super::{Key, Vault, VaultError};
 use crate::ids::JobId;
 
-/// What is asked of the object behind a signed address, which serves one of these alone.
+/// What is asked of the object behind a signed address, which serves one of these alone (but on
+/// Azure).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
     /// Its bytes, or a range of them.
@@ -61,10 +62,12 @@ impl Vault {
         };
         let method = match asked {
             Asked::Bytes => Method::GET,
+            // The right to read is enough, and the signer knows of none for HEAD.
+            Asked::Head if signing.is_azure => Method::GET,
             Asked::Head => Method::HEAD,
         };
         let mut options = SignedUrlOptions::new();
-        if let (true, Key::Artefact { job, .. }) = (signing.takes_query, key) {
+        if let (false, Key::Artefact { job, .. }) = (signing.is_azure, key) {
             options = options.with_query([
                 ("response-content-type", MEDIA_TYPE.to_owned()),
                 ("response-content-disposition", disposition(job)),
