@@ -1,6 +1,7 @@
 //! `metrics_listen`: a port for those who watch a server, and the only one of a worker.
 
 use std::process::Stdio;
+use std::time::Duration;
 
 use crate::harness::{Answer, answer, sample};
 use crate::process::{Place, Running, all, is_done};
@@ -73,13 +74,17 @@ async fn a_worker_alone_can_be_watched() {
     served.wait(&token, &job, is_done).await;
     // The job is done a moment before its attempt is told of.
     assert!(line(&mut worker).starts_with(&job));
-    let told = loop {
-        let told = metrics(&watched).await;
-        if told.iter().any(|told| told == "ibid_parts_written_total 3") {
-            break told;
+    let counted = async {
+        loop {
+            let told = metrics(&watched).await;
+            if told.iter().any(|told| told == "ibid_parts_written_total 3") {
+                return told;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     };
+    let told = tokio::time::timeout(Duration::from_secs(30), counted).await;
+    let told = told.expect("what the worker did is counted");
     for expected in [
         "ibid_job_attempts_total{outcome=\"done\"} 1",
         "ibid_parts_skipped_total 2",

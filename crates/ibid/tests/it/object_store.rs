@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ::object_store::aws::AmazonS3Builder;
+use ::object_store::{Attribute, ObjectStoreExt as _};
 use futures::TryStreamExt as _;
 use ibid::export::{Event, State};
 use ibid::exporter::Exporter;
@@ -61,6 +63,7 @@ async fn the_file_is_the_one_that_a_disk_gives_and_parts_are_gone(on: &On) {
         server.objects("a/prefix"),
         [format!("{job}/{claim}/export.jsonl.gz")]
     );
+    is_named(&server, job, claim).await;
     let file = &files[0].1;
     let length = file.len() as u64;
     for range in [0..length, 0..1, length - 1..length, 7..length - 7] {
@@ -78,6 +81,27 @@ async fn the_file_is_the_one_that_a_disk_gives_and_parts_are_gone(on: &On) {
     let ann = UserId::parse("ann").unwrap();
     exporter.withdraw(&ann, job).await.unwrap();
     assert_eq!(server.objects("a/prefix"), [""; 0]);
+}
+
+/// What the store says of the artefact of a job to whoever fetches it.
+async fn is_named(server: &S3Server, job: JobId, claim: ClaimId) {
+    let mut builder = AmazonS3Builder::new().with_bucket_name("vault");
+    for (name, value) in server.variables() {
+        let name = name.to_ascii_lowercase();
+        builder = builder.with_config(name.parse().unwrap(), value);
+    }
+    let store = builder.build().unwrap();
+    let path = format!("a/prefix/{job}/{claim}/export.jsonl.gz");
+    let got = store.get(&path.into()).await.unwrap();
+    let name = format!("attachment; filename=\"export-{job}.jsonl.gz\"");
+    for (attribute, value) in [
+        (Attribute::ContentType, "application/gzip"),
+        (Attribute::ContentDisposition, &name),
+    ] {
+        let said = got.attributes.get(&attribute);
+        assert_eq!(said.map(AsRef::as_ref), Some(value), "{attribute:?}");
+    }
+    assert_eq!(got.attributes.get(&Attribute::ContentEncoding), None);
 }
 
 /// Text that hardly compresses.
@@ -101,6 +125,7 @@ async fn a_large_artefact_is_sent_in_pieces(on: &On) {
     home.work().await;
     let artefact = home.artefact(job).await;
     assert!(artefact.bytes > 17 * 1024 * 1024, "{}", artefact.bytes);
+    is_named(&server, job, artefact.claim).await;
     let whole = bytes(&exporter, job, 0..artefact.bytes).await;
     assert_eq!(Sha256::digest(&whole)[..], artefact.sha256);
     assert_eq!(server.unfinished(), 0);
