@@ -1,7 +1,8 @@
 //! The facade: everything that an edge (HTTP, command line) asks for goes through here.
 
+mod databases;
+
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,40 +16,19 @@ use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::janitor::{self, Janitor};
 use crate::key::IdempotencyKey;
-use crate::ledger::postgres::PostgresLedger;
-use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
 use crate::limits::Limits;
 use crate::link::{KeyRing, Link, LinkError};
-use crate::postgres::{ConnectError, Pg};
+use crate::postgres::Pg;
 use crate::scope::Request;
 use crate::segment;
 use crate::snapshot::Snapshot;
-use crate::source::postgres::PostgresSource;
-use crate::source::sqlite::SqliteSource;
 use crate::source::{Source, SourceError};
-use crate::sqlite::{Db, OpenError};
-use crate::time::{Clock, Time};
+use crate::time::Time;
 use crate::vault::{Asked, Key, Vault, VaultError};
 use crate::work::Workshop;
 
-/// Where a log or a ledger is.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Database {
-    /// A file of SQLite.
-    Sqlite(PathBuf),
-    /// The address of a PostgreSQL database, which may hold a password.
-    Postgres(String),
-}
-
-impl std::fmt::Debug for Database {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Database::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
-            Database::Postgres(_) => f.write_str("Postgres(..)"),
-        }
-    }
-}
+pub use databases::{Database, DatabaseError, Databases};
 
 /// The terms on which new exports are created and fetched.
 #[derive(Clone, Copy, Debug)]
@@ -73,15 +53,6 @@ pub struct Exporter {
     offload: bool,
     /// Where other nodes announce the jobs that they create.
     postgres: Option<Pg>,
-}
-
-/// Why a database of an installation could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum DatabaseError {
-    #[error(transparent)]
-    Database(#[from] OpenError),
-    #[error(transparent)]
-    Postgres(#[from] ConnectError),
 }
 
 /// How often a download that goes on is looked at again.
@@ -555,74 +526,6 @@ impl Exporter {
         match self.source.account_enabled(&export.user).await {
             Ok(false) => gone("the account was disabled"),
             Ok(true) | Err(_) => Ok(()),
-        }
-    }
-}
-
-/// The databases of an installation, open.
-pub struct Databases {
-    source: Arc<dyn Source>,
-    ledger: Arc<dyn Ledger>,
-    log_elsewhere: bool,
-    postgres: Option<Pg>,
-}
-
-impl Databases {
-    /// Opens the ledger in `database` and the log in `log` or, where that is `None`, in the
-    /// ledger's database. Files are created where missing; in PostgreSQL the schema must be there
-    /// and up to date.
-    ///
-    /// # Errors
-    /// Each with what to do about it.
-    pub async fn open(
-        database: &Database,
-        log: Option<&Database>,
-        clock: Clock,
-    ) -> Result<Databases, DatabaseError> {
-        let ledger_in = Opened::open(database).await?;
-        let log_in = match log {
-            Some(log) => Some(Opened::open(log).await?),
-            None => None,
-        };
-        let source = log_in.as_ref().unwrap_or(&ledger_in).source();
-        let ledger: Arc<dyn Ledger> = match &ledger_in {
-            Opened::Sqlite(db) => Arc::new(SqliteLedger::new(db.clone(), clock)),
-            Opened::Postgres(pg) => Arc::new(PostgresLedger::new(pg.clone(), clock)),
-        };
-        Ok(Databases {
-            source,
-            ledger,
-            log_elsewhere: log_in.is_some(),
-            postgres: match ledger_in {
-                Opened::Sqlite(_) => None,
-                Opened::Postgres(pg) => Some(pg),
-            },
-        })
-    }
-}
-
-/// A database that is open.
-enum Opened {
-    Sqlite(Db),
-    Postgres(Pg),
-}
-
-impl Opened {
-    async fn open(database: &Database) -> Result<Opened, DatabaseError> {
-        match database {
-            Database::Sqlite(path) => Ok(Opened::Sqlite(Db::open(path)?)),
-            Database::Postgres(url) => {
-                let pg = Pg::connect(url).await?;
-                pg.check_schema().await?;
-                Ok(Opened::Postgres(pg))
-            }
-        }
-    }
-
-    fn source(&self) -> Arc<dyn Source> {
-        match self {
-            Opened::Sqlite(db) => Arc::new(SqliteSource::new(db.clone())),
-            Opened::Postgres(pg) => Arc::new(PostgresSource::new(pg.clone())),
         }
     }
 }
