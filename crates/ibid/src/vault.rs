@@ -1,6 +1,10 @@
 //! Where parts and artefacts are kept: an object store, which on a laptop is a folder.
 
+mod disk;
+mod error;
 mod presign;
+mod probe;
+mod upload;
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -13,19 +17,20 @@ use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::multipart::MultipartStore;
 use object_store::prefix::PrefixStore;
 use object_store::signer::Signer;
-use object_store::{
-    Attributes, BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _,
-    PutMultipartOptions, PutOptions, PutPayload, RetryConfig,
-};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
-use crate::time::Time;
 
+pub use error::VaultError;
 pub use presign::Asked;
+pub use probe::PROBE_PREFIX;
+pub use upload::Upload;
+
+use disk::{delete_files, names_in, on_disk};
 
 /// Spells every path in the vault. Paths are made from ids only, and each attempt at a job
 /// writes under its own claim, so a worker that overstays touches nothing that counts.
@@ -50,72 +55,6 @@ impl Key {
         }
     }
 }
-
-/// Why the vault did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum VaultError {
-    #[error("the store has no such object")]
-    Missing,
-    /// The store does not answer or refuses; it may later.
-    #[error("the store failed: {0}")]
-    Unavailable(String),
-    /// The disk has less room than is to be left on it.
-    #[error("only {free} bytes are free, and {least} are to be left")]
-    Full { free: u64, least: u64 },
-}
-
-impl From<object_store::Error> for VaultError {
-    fn from(error: object_store::Error) -> VaultError {
-        match error {
-            object_store::Error::NotFound { .. } => VaultError::Missing,
-            other => VaultError::Unavailable(without_body(&describe(&other))),
-        }
-    }
-}
-
-/// An error with its causes, which `Display` of most of them leaves out.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let next_text = next.to_string();
-        if !text.contains(&next_text) {
-            text.push_str(": ");
-            text.push_str(&next_text);
-        }
-        cause = next.source();
-    }
-    text
-}
-
-/// What a store's error says, without the body of the store's answer, of which only the name of
-/// the error is kept: a store may put into it how the request was signed, and with it the token of
-/// a session, and the owner of an export reads why it has to wait.
-fn without_body(text: &str) -> String {
-    let Some((before, body)) = text.split_once('<') else {
-        return text.to_owned();
-    };
-    let before = before.trim_end_matches([' ', ':']);
-    let name = body.split_once("<Code>").and_then(|(_, rest)| {
-        let (name, _) = rest.split_once("</Code>")?;
-        let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric());
-        plain.then_some(name)
-    });
-    match name {
-        Some(name) => format!("{before} ({name})"),
-        None => before.to_owned(),
-    }
-}
-
-/// The size of the pieces that an artefact is written to a disk in.
-const DISK_PIECE_BYTES: usize = 1024 * 1024;
-
-/// The least size of the pieces that an artefact is sent to an object store in. S3 takes pieces
-/// of 5 MiB to 5 GiB, the last may be smaller (Amazon S3 User Guide, multipart upload limits).
-const LEAST_PIECE_BYTES: u64 = 8 * 1024 * 1024;
-
-/// The most pieces of one object.
-const MOST_PIECES: u64 = 10_000;
 
 /// The size of the ranges in which an artefact is fetched from an object store. Each is one
 /// request, so a slow reader does not hold a request open; two are in memory for each download.
@@ -458,59 +397,6 @@ impl Vault {
         Ok(whole.boxed())
     }
 
-    /// Begins to write an object of `bytes` bytes, in order.
-    pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
-        self.check_room()?;
-        let path = key.path();
-        let (sink, piece_bytes) = match &self.place {
-            Place::Folder(_) => {
-                let file = self.store.put_multipart(&path).await?;
-                (Sink::File(file), DISK_PIECE_BYTES as u64)
-            }
-            Place::Objects { .. } if bytes <= LEAST_PIECE_BYTES => {
-                let store = Arc::clone(&self.store);
-                let attributes = presign::attributes(key);
-                (Sink::Object(store, path, attributes), bytes)
-            }
-            Place::Objects {
-                pieces: store,
-                pieces_take_attributes,
-            } => {
-                let attributes = match pieces_take_attributes {
-                    true => presign::attributes(key),
-                    false => Attributes::new(),
-                };
-                let options = PutMultipartOptions::from(attributes);
-                let id = store.create_multipart_opts(&path, options).await?;
-                let pieces = Pieces {
-                    store: Arc::clone(store),
-                    path,
-                    id,
-                    sent: Vec::new(),
-                };
-                (Sink::Pieces(pieces), piece_bytes(bytes))
-            }
-        };
-        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
-        Ok(Upload {
-            sink,
-            pending: Vec::with_capacity(piece_bytes),
-            piece_bytes,
-        })
-    }
-
-    /// Gives up an upload that was begun and not finished. One that is unknown, because it was
-    /// finished or given up, is no error.
-    pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
-        let Place::Objects { pieces: store, .. } = &self.place else {
-            return Ok(());
-        };
-        match store.abort_multipart(&key.path(), &upload.to_owned()).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// The jobs of which something is kept.
     pub async fn jobs(&self) -> Result<Vec<JobId>, VaultError> {
         let names: Vec<String> = match &self.place {
@@ -587,42 +473,6 @@ impl Vault {
         Ok(())
     }
 
-    /// Writes an object, reads it and deletes it again; whether it was the same.
-    pub async fn probe(&self) -> Result<bool, VaultError> {
-        let id = ClaimId::random().map_err(|e| VaultError::Unavailable(e.to_string()))?;
-        let path = object_store::path::Path::from(format!("{PROBES}/{id}"));
-        let written: Bytes = (0..=u8::MAX).cycle().take(64 * 1024).collect();
-        self.store.put(&path, written.clone().into()).await?;
-        let read = self.store.get(&path).await?.bytes().await?;
-        self.store.delete(&path).await?;
-        Ok(read == written)
-    }
-
-    /// Deletes what probes that were killed have left, if it is from before `before` by the
-    /// store's clock; gives how many objects that were.
-    pub async fn sweep_probes(&self, before: Time) -> Result<u64, VaultError> {
-        if let Place::Folder(folder) = &self.place {
-            let folder = folder.clone();
-            return on_disk(move || delete_probes(&folder, before)).await;
-        }
-        let prefix = object_store::path::Path::from(PROBES);
-        let listed = self.store.list(Some(&prefix));
-        let old = listed.try_filter_map(|meta| {
-            let is_old = meta.last_modified.timestamp_micros() < before.micros();
-            std::future::ready(Ok(is_old.then_some(meta.location)))
-        });
-        let old: Vec<_> = old.try_collect().await?;
-        let mut deleted = 0;
-        for path in old {
-            match self.store.delete(&path).await {
-                Ok(()) => deleted += 1,
-                Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(deleted)
-    }
-
     /// Whose vault this is: `ledger` if nobody's so far. Objects that a ledger does not name are
     /// deleted only from its own vault.
     pub async fn owner(&self, ledger: &str) -> Result<String, VaultError> {
@@ -641,12 +491,6 @@ impl Vault {
         Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
     }
 }
-
-/// Where probes write in an object store.
-const PROBES: &str = "probe";
-
-/// How the names of files begin that try a folder, for as long as that takes.
-pub const PROBE_PREFIX: &str = ".ibid-doctor-";
 
 /// Where it is written whose vault this is.
 const OWNER: &str = "ledger";
@@ -675,69 +519,6 @@ impl Object {
     }
 }
 
-async fn on_disk<T: Send + 'static>(
-    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> Result<T, VaultError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| VaultError::Unavailable(e.to_string()))?
-        .map_err(|e| VaultError::Unavailable(format!("the disk failed: {e}")))
-}
-
-/// The names in a folder; none if it is gone or is no folder.
-fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
-    use std::io::ErrorKind::{NotADirectory, NotFound};
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    entries
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
-}
-
-/// Deletes the files of probes that were last written before `before`.
-fn delete_probes(folder: &Path, before: Time) -> std::io::Result<u64> {
-    let mut deleted = 0;
-    for name in names_in(folder)? {
-        if !name.starts_with(PROBE_PREFIX) {
-            continue;
-        }
-        let path = folder.join(name);
-        let written = match path.symlink_metadata() {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-            metadata => metadata?.modified()?,
-        };
-        let since = written.duration_since(std::time::UNIX_EPOCH);
-        if Time::from_micros(0).plus(since.unwrap_or_default()) >= before {
-            continue;
-        }
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => deleted += 1,
-        }
-    }
-    Ok(deleted)
-}
-
-/// Deletes files of a job, and the folders that are empty then.
-fn delete_files(folder: &Path, objects: &[Object]) -> std::io::Result<()> {
-    for object in objects {
-        failpoint!("delete.object");
-        match std::fs::remove_file(folder.join(&object.claim).join(&object.name)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    failpoint!("delete.deleted");
-    for claim in names_in(folder)? {
-        // One that is not empty stays.
-        let _ = std::fs::remove_dir(folder.join(claim));
-    }
-    let _ = std::fs::remove_dir(folder);
-    Ok(())
-}
-
 /// The ranges in which `range` is fetched.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
     let mut next = range.start;
@@ -746,102 +527,6 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
         next = piece.end;
         (!piece.is_empty()).then_some(piece)
     })
-}
-
-/// The size of the pieces in which an object of `bytes` bytes is sent: as small as the most
-/// pieces allow, since one is kept in memory.
-fn piece_bytes(bytes: u64) -> u64 {
-    bytes.div_ceil(MOST_PIECES).max(LEAST_PIECE_BYTES)
-}
-
-/// An object that is being written.
-pub struct Upload {
-    sink: Sink,
-    pending: Vec<u8>,
-    piece_bytes: usize,
-}
-
-enum Sink {
-    File(Box<dyn MultipartUpload>),
-    /// Small enough to be sent at once, at the end.
-    Object(Arc<dyn ObjectStore>, object_store::path::Path, Attributes),
-    Pieces(Pieces),
-}
-
-struct Pieces {
-    store: Arc<dyn MultipartStore>,
-    path: object_store::path::Path,
-    id: String,
-    sent: Vec<PartId>,
-}
-
-impl Upload {
-    /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
-    /// if it is neither finished nor given up. `None` where nothing can stay, and where the store
-    /// has no such ids: Azure forgets pieces by itself.
-    pub fn id(&self) -> Option<&str> {
-        match &self.sink {
-            Sink::Pieces(pieces) => Some(pieces.id.as_str()).filter(|id| !id.is_empty()),
-            Sink::File(_) | Sink::Object(..) => None,
-        }
-    }
-
-    /// Writes on.
-    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), VaultError> {
-        while !bytes.is_empty() {
-            if self.pending.len() == self.piece_bytes {
-                self.flush().await?;
-            }
-            let room = self.piece_bytes - self.pending.len();
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            self.pending.extend_from_slice(now);
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    /// Ends it: when this has answered, the object is there, whole and safe.
-    pub async fn finish(mut self) -> Result<(), VaultError> {
-        if !self.pending.is_empty() {
-            self.flush().await?;
-        }
-        failpoint!("upload.sent");
-        match self.sink {
-            Sink::File(mut file) => {
-                file.complete().await?;
-            }
-            Sink::Object(..) => {}
-            Sink::Pieces(pieces) => {
-                let Pieces { store, path, .. } = &pieces;
-                let sent = pieces.sent.clone();
-                store.complete_multipart(path, &pieces.id, sent).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn flush(&mut self) -> Result<(), VaultError> {
-        failpoint!("piece.before");
-        let next = Vec::with_capacity(self.piece_bytes);
-        let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
-        match &mut self.sink {
-            Sink::File(file) => file.put_part(piece).await?,
-            Sink::Object(store, path, attributes) => {
-                let options = PutOptions::from(attributes.clone());
-                store.put_opts(path, piece, options).await?;
-            }
-            Sink::Pieces(pieces) => {
-                let number = pieces.sent.len();
-                let sent = pieces
-                    .store
-                    .put_part(&pieces.path, &pieces.id, number, piece)
-                    .await?;
-                pieces.sent.push(sent);
-            }
-        }
-        failpoint!("piece.sent");
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -866,22 +551,6 @@ mod tests {
         ] {
             assert!(!is_object_store(wrong), "{wrong}");
         }
-    }
-
-    #[tokio::test]
-    async fn an_upload_that_has_no_name_in_the_store_is_not_noted() {
-        // Azure gives none, so two of one job could not be told apart. Nothing is sent yet.
-        let options = [
-            ("AZURE_STORAGE_ACCOUNT_NAME", "a"),
-            ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5"),
-        ];
-        let vault = Vault::at_url("az://c/p", options).unwrap();
-        let key = Key::Artefact {
-            job: JobId::from_bytes([1; 16]),
-            claim: ClaimId::from_bytes([2; 16]),
-        };
-        let upload = vault.upload(key, 20 * 1024 * 1024).await.unwrap();
-        assert_eq!(upload.id(), None);
     }
 
     #[tokio::test]
@@ -913,18 +582,6 @@ mod tests {
         ] {
             open(name, value).map(drop).unwrap();
         }
-    }
-
-    #[test]
-    fn pieces_are_as_small_as_the_limits_allow() {
-        const MIB: u64 = 1024 * 1024;
-        assert_eq!(piece_bytes(9 * MIB), 8 * MIB);
-        assert_eq!(piece_bytes(80_000 * MIB), 8 * MIB);
-        let more = 80_000 * MIB + 1;
-        assert_eq!(piece_bytes(more), 8 * MIB + 1);
-        assert!(more.div_ceil(piece_bytes(more)) <= MOST_PIECES);
-        // The largest object that S3 keeps.
-        assert!(piece_bytes(5 * 1024 * 1024 * MIB) < 5 * 1024 * MIB);
     }
 
     #[test]
