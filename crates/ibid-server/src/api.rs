@@ -10,6 +10,7 @@ pub mod problem;
 mod service;
 
 pub use download::Peer;
+pub use service::Watched;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,13 +97,16 @@ impl App {
     }
 }
 
-/// All routes.
-pub fn router(app: Arc<App>) -> Router {
-    Router::new()
+/// All routes of the API; without the metrics where they are told on a port of their own.
+pub fn router(app: Arc<App>, metrics_elsewhere: bool) -> Router {
+    let metrics = match metrics_elsewhere {
+        true => Router::new(),
+        false => Router::new().route("/metrics", get(service::metrics)),
+    };
+    metrics
         .route("/", get(service::about))
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
-        .route("/metrics", get(service::metrics))
         .route("/problems/{name}", get(problem::page))
         .route("/exports", post(exports::create).get(exports::list))
         .route("/log", post(log::take))
@@ -118,13 +122,32 @@ pub fn router(app: Arc<App>) -> Router {
         .route("/admin/exports/{id}/restore", post(admin::restore))
         .route("/admin/exports/{id}/retry", post(admin::retry))
         .route("/admin/accounts/{user}", put(admin::set_account))
-        .fallback(async || Problem::not_found("There is nothing at this address."))
+        .fallback(nothing_here)
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
         .layer(middleware::from_fn_with_state(
             Arc::clone(&app.metrics),
             every_answer,
         ))
         .with_state(app)
+}
+
+/// What a process is watched by, on a port of its own.
+pub fn watching_router(watched: Watched) -> Router {
+    Router::new()
+        .route("/healthz", get(service::healthz))
+        .route("/readyz", get(service::readyz))
+        .route("/metrics", get(service::metrics))
+        .fallback(nothing_here)
+        .method_not_allowed_fallback(async || Problem::method_not_allowed())
+        .layer(middleware::from_fn_with_state(
+            Arc::clone(&watched.metrics),
+            every_answer,
+        ))
+        .with_state(watched)
+}
+
+async fn nothing_here() -> Problem {
+    Problem::not_found("There is nothing at this address.")
 }
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -16,6 +16,7 @@ pub mod verify;
 pub mod worker;
 
 use std::io::{ErrorKind, Write as _};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,9 +30,10 @@ use ibid::postgres::Pg;
 use ibid::time::Clock;
 use ibid::vault::Vault;
 use indicatif::{ProgressBar, ProgressStyle};
+use tokio::net::TcpListener;
 
 use crate::config::{
-    Artifacts, Config, ConfigError, Database, Environment, Flags, Settings, escape,
+    Artifacts, Config, ConfigError, Database, Environment, Flags, Offload, Settings, escape,
 };
 
 pub use http::http_client;
@@ -162,7 +164,36 @@ pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
     let databases = Databases::open(&settings.database, log, Clock::system()).await;
     let databases = databases.map_err(|e| Failure::failed(e.to_string()))?;
     let vault = vault(&settings.artifacts)?.leaving_free(settings.min_free);
-    Ok(Exporter::on(databases, vault, terms))
+    let offload = settings.offload == Offload::Presigned;
+    Ok(Exporter::on(databases, vault, terms).offloading(offload))
+}
+
+/// A port to listen on at `address`, which `flag` gives, and the address that it has then: port 0
+/// is whichever is free.
+///
+/// # Errors
+/// It cannot be had, and what to do about that.
+async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listener = TcpListener::bind(address).await.map_err(|e| {
+        Failure::failed(format!(
+            "cannot listen on {address}: {e}; stop what uses it, or give another address with \
+             {flag}"
+        ))
+    })?;
+    let address = listener
+        .local_addr()
+        .map_err(|e| Failure::failed(format!("the address is not known: {e}; try again")))?;
+    Ok((listener, address))
+}
+
+/// A port for those who watch the process, if the settings name one, and what is said of it.
+async fn bind_metrics(settings: &Settings) -> Result<Option<(TcpListener, String)>, Failure> {
+    let Some(address) = settings.metrics_listen else {
+        return Ok(None);
+    };
+    let (listener, address) = bind(address, "--metrics-listen").await?;
+    let text = format!("metrics are on http://{address}/metrics");
+    Ok(Some((listener, text)))
 }
 
 /// The store of artefacts that the settings name.

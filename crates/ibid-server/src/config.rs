@@ -52,6 +52,16 @@ impl Artifacts {
     }
 }
 
+/// Who sends the bytes of a download.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Offload {
+    /// This process, which checks on the way whether the download may go on.
+    None,
+    /// The object store: a download that was checked is sent on to an address that is signed with
+    /// the keys to the store.
+    Presigned,
+}
+
 /// Variables like `AWS_SECRET_ACCESS_KEY`. Its `Debug` names them alone.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct StoreOptions(BTreeMap<String, String>);
@@ -158,6 +168,7 @@ impl Config {
         // An unreadable file may hold the very value that makes the two agree.
         if file_is_known {
             reading.compare_days();
+            reading.compare_offload();
         }
 
         match settings {
@@ -325,6 +336,28 @@ impl Reading {
             );
             self.problems.push(problem);
         }
+    }
+
+    /// Holds who sends downloads against where they are.
+    fn compare_offload(&mut self) {
+        let find = |key: &str| self.entries.iter().find(|entry| entry.key == key);
+        let value = |entry: &Entry| entry.value.clone().unwrap_or_default();
+        // What is missing here has been refused by itself.
+        let (Some(offload), Some(artifacts)) = (find("offload"), find("artifacts")) else {
+            return;
+        };
+        let (sender, store) = (value(offload), value(artifacts));
+        if sender != "presigned" || !store.starts_with("file:") {
+            return;
+        }
+        let problem = format!(
+            "offload = \"presigned\" ({}) cannot work: artifacts, which is \"{store}\" ({}), is a \
+             folder, and only an object store serves downloads by itself; name one (s3://, gs://, \
+             az://), or leave offload out",
+            place(offload.key, &offload.origin),
+            place(artifacts.key, &artifacts.origin),
+        );
+        self.problems.push(problem);
     }
 }
 

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use ibid::worker::Worker;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{App, Peer, router};
+use crate::api::{App, Peer, Watched, router, watching_router};
 use crate::port::Port;
 
 /// How often the file of signing keys is looked at.
@@ -109,13 +109,15 @@ fn flock(file: &File) -> rustix::io::Result<()> {
 }
 
 /// Serves the API on `port`, with `worker` beside it, until `stop`. Then nothing new is
-/// taken, and requests and parts in hand have `drain` to end.
+/// taken, and requests and parts in hand have `drain` to end. The metrics are told on `port`, or
+/// on `watching` alone if that is given.
 ///
 /// # Errors
 /// The listener failed.
 pub async fn run<F, Io>(
     port: Port<F>,
     app: Arc<App>,
+    watching: Option<TcpListener>,
     worker: Option<Worker>,
     stop: CancellationToken,
     drain: Duration,
@@ -139,7 +141,11 @@ where
     let janitor = app.exporter.janitor(app.record);
     let sweeping = stop.clone();
     tokio::spawn(async move { janitor.run(&sweeping).await });
-    let service = router(app).into_make_service_with_connect_info::<Peer>();
+    let watched = Watched {
+        exporter: app.exporter.clone(),
+        metrics: Arc::clone(&app.metrics),
+    };
+    let service = router(app, watching.is_some()).into_make_service_with_connect_info::<Peer>();
     let requests = axum::serve(port, service)
         .with_graceful_shutdown(stop.clone().cancelled_owned())
         .into_future();
@@ -162,6 +168,7 @@ where
     };
     tokio::select! {
         served = both => served,
+        () = watch(watching, watched, &stop) => Ok(()),
         () = async {
             stop.cancelled().await;
             tokio::time::sleep(drain).await;
@@ -170,4 +177,18 @@ where
             Ok(())
         }
     }
+}
+
+/// Tells those who watch the process how it is, on `listener` if there is one, until `stop`.
+/// Never ends by itself: what is done beside it says when the process may.
+pub async fn watch(listener: Option<TcpListener>, watched: Watched, stop: &CancellationToken) {
+    if let Some(listener) = listener {
+        let served = axum::serve(listener, watching_router(watched))
+            .with_graceful_shutdown(stop.clone().cancelled_owned())
+            .await;
+        if let Err(error) = served {
+            tracing::error!(%error, "the port of the metrics failed");
+        }
+    }
+    std::future::pending().await
 }

@@ -207,6 +207,10 @@ pub enum Event {
 /// The longest time that a job waits before it is tried again.
 pub const LONGEST_WAIT: std::time::Duration = std::time::Duration::from_secs(60);
 
+/// How long bytes outlive their retention, for downloads that began before it ended. For everybody
+/// else the export has expired at the moment that was told.
+pub const LAST_DOWNLOADS: std::time::Duration = std::time::Duration::from_secs(3600);
+
 /// The rules that an event is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -393,13 +397,14 @@ impl Export {
         }
     }
 
-    /// Whether all bytes of the job are to be deleted at `now`.
+    /// Whether all bytes of the job are to be deleted at `now`. Those of one whose retention has
+    /// passed stay for [`LAST_DOWNLOADS`]; those of one that was taken back do not.
     pub fn is_to_be_purged(&self, now: Time) -> bool {
-        let over = self.expires_at.is_some_and(|at| at <= now);
+        let over = |now: Time| self.expires_at.is_some_and(|at| at <= now);
         match self.state {
             State::Queued | State::Running => false,
-            State::Done | State::Failed => over,
-            State::Revoked => self.purging || over || self.artefact.is_none(),
+            State::Done | State::Failed => over(now.minus(LAST_DOWNLOADS)),
+            State::Revoked => self.purging || over(now) || self.artefact.is_none(),
             State::Expired => true,
         }
     }
@@ -841,8 +846,14 @@ mod tests {
             let expected = state == State::Expired;
             assert_eq!(purged(state, NOW), expected, "{state:?}");
         }
-        assert!(purged(State::Done, edge) && purged(State::Failed, edge));
-        assert!(!purged(State::Queued, edge) && !purged(State::Running, edge));
+        // Downloads that have begun may still read.
+        let last = edge.plus(LAST_DOWNLOADS).minus(Duration::from_micros(1));
+        assert!(!purged(State::Done, last) && !purged(State::Failed, last));
+        let over = edge.plus(LAST_DOWNLOADS);
+        assert!(purged(State::Done, over) && purged(State::Failed, over));
+        assert!(!purged(State::Queued, over) && !purged(State::Running, over));
+        // Of one that was taken back none goes on.
+        assert!(purged(State::Revoked, edge));
         let mut export = at(State::Running);
         let by = RevokedBy::Admin;
         let reason = String::new();

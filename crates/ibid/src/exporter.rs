@@ -1,7 +1,8 @@
 //! The facade: everything that an edge (HTTP, command line) asks for goes through here.
 
+mod databases;
+
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,40 +16,19 @@ use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::janitor::{self, Janitor};
 use crate::key::IdempotencyKey;
-use crate::ledger::postgres::PostgresLedger;
-use crate::ledger::sqlite::SqliteLedger;
 use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
 use crate::limits::Limits;
 use crate::link::{KeyRing, Link, LinkError};
-use crate::postgres::{ConnectError, Pg};
+use crate::postgres::Pg;
 use crate::scope::Request;
 use crate::segment;
 use crate::snapshot::Snapshot;
-use crate::source::postgres::PostgresSource;
-use crate::source::sqlite::SqliteSource;
 use crate::source::{Source, SourceError};
-use crate::sqlite::{Db, OpenError};
-use crate::time::{Clock, Time};
-use crate::vault::{Key, Vault, VaultError};
+use crate::time::Time;
+use crate::vault::{Asked, Key, Vault, VaultError};
 use crate::work::Workshop;
 
-/// Where a log or a ledger is.
-#[derive(Clone, PartialEq, Eq)]
-pub enum Database {
-    /// A file of SQLite.
-    Sqlite(PathBuf),
-    /// The address of a PostgreSQL database, which may hold a password.
-    Postgres(String),
-}
-
-impl std::fmt::Debug for Database {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Database::Sqlite(path) => f.debug_tuple("Sqlite").field(path).finish(),
-            Database::Postgres(_) => f.write_str("Postgres(..)"),
-        }
-    }
-}
+pub use databases::{Database, DatabaseError, Databases};
 
 /// The terms on which new exports are created and fetched.
 #[derive(Clone, Copy, Debug)]
@@ -69,27 +49,25 @@ pub struct Exporter {
     /// Log and ledger are in different databases.
     log_elsewhere: bool,
     created: Arc<Notify>,
+    /// Whether downloads are left to the object store.
+    offload: bool,
     /// Where other nodes announce the jobs that they create.
     postgres: Option<Pg>,
 }
 
-/// Why a database of an installation could not be opened.
-#[derive(Debug, thiserror::Error)]
-pub enum DatabaseError {
-    #[error(transparent)]
-    Database(#[from] OpenError),
-    #[error(transparent)]
-    Postgres(#[from] ConnectError),
-}
-
 /// How often a download that goes on is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The longest that an address lives at which the object store serves a download.
+const OFFLOAD_LIFE: Duration = Duration::from_secs(60);
 
 /// A download that may go ahead.
 #[derive(Clone, Debug)]
 pub struct Download {
     pub export: Export,
     pub artefact: Artefact,
+    /// Until when it may begin: until its link ends, and the artefact's retention.
+    pub until: Time,
 }
 
 /// Why a download is refused, in the order in which it is checked.
@@ -147,6 +125,7 @@ impl Exporter {
             terms,
             log_elsewhere: false,
             created: Arc::default(),
+            offload: false,
             postgres: None,
         }
     }
@@ -162,6 +141,13 @@ impl Exporter {
             log_elsewhere: true,
             ..Exporter::new(source, ledger, vault, terms)
         }
+    }
+
+    /// The same, which leaves downloads to the object store once it has checked them, if
+    /// `offload`: see [`Exporter::offload`].
+    #[must_use]
+    pub fn offloading(self, offload: bool) -> Exporter {
+        Exporter { offload, ..self }
     }
 
     pub fn terms(&self) -> &ExportTerms {
@@ -449,13 +435,48 @@ impl Exporter {
             return Err(DownloadError::NotReady);
         };
         match self.vault.length(artefact_key(&export, &artefact)).await {
-            Ok(length) if length == artefact.bytes => Ok(Download { export, artefact }),
+            Ok(length) if length == artefact.bytes => {
+                let exp = Time::from_seconds(link.exp);
+                let until = export.expires_at.map_or(exp, |at| at.min(exp));
+                Ok(Download {
+                    export,
+                    artefact,
+                    until,
+                })
+            }
             Ok(length) => Err(DownloadError::ArtefactUnavailable(format!(
                 "it is {length} bytes long instead of {}",
                 artefact.bytes
             ))),
             Err(error) => Err(DownloadError::ArtefactUnavailable(error.to_string())),
         }
+    }
+
+    /// The address at which the object store itself serves a download that may go ahead, to
+    /// whoever has it: a secret, which lives for a minute at most and ends with the link and with
+    /// the retention. What the store answers is not checked again. `None` if this installation
+    /// serves its downloads itself, or there is less than a second left.
+    ///
+    /// # Errors
+    /// No address can be signed now, or the ledger does not answer.
+    pub async fn offload(
+        &self,
+        download: &Download,
+        asked: Asked,
+    ) -> Result<Option<String>, DownloadError> {
+        if !self.offload {
+            return Ok(None);
+        }
+        // Asked anew, since the store may have taken its time to answer meanwhile. Whole seconds
+        // are what can be signed; half a one more would outlive the link.
+        let left = self.ledger.now().await?.until(download.until).as_secs();
+        if left == 0 {
+            return Ok(None);
+        }
+        let life = OFFLOAD_LIFE.min(Duration::from_secs(left));
+        let key = artefact_key(&download.export, &download.artefact);
+        let signed = self.vault.presign(key, asked, life).await;
+        signed.map_err(|error| DownloadError::ArtefactUnavailable(error.to_string()))
     }
 
     /// The bytes of `range` of an artefact; ends with an error if they cannot be read, or once
@@ -486,7 +507,8 @@ impl Exporter {
     }
 
     /// Whether a download that has begun may go on: its link may end meanwhile, and so may the
-    /// retention, but not its user's right to it. A database that does not answer now has
+    /// retention (for [`LAST_DOWNLOADS`](crate::export::LAST_DOWNLOADS)), but not its user's right
+    /// to it. A database that does not answer now has
     /// answered before, and is asked again.
     async fn may_go_on(&self, export: &Export) -> Result<(), VaultError> {
         let gone = |what: &str| Err(VaultError::Unavailable(what.to_owned()));
@@ -494,80 +516,16 @@ impl Exporter {
             Ok(Some(found)) if found.export.state == State::Revoked => {
                 return gone("the export was revoked");
             }
+            // Not from when its retention ends, but from when its bytes are to go.
+            Ok(Some(found)) if found.export.state == State::Expired => {
+                return gone("the export has expired");
+            }
             Ok(None) => return gone("the export is gone"),
             Ok(Some(_)) | Err(_) => {}
         }
         match self.source.account_enabled(&export.user).await {
             Ok(false) => gone("the account was disabled"),
             Ok(true) | Err(_) => Ok(()),
-        }
-    }
-}
-
-/// The databases of an installation, open.
-pub struct Databases {
-    source: Arc<dyn Source>,
-    ledger: Arc<dyn Ledger>,
-    log_elsewhere: bool,
-    postgres: Option<Pg>,
-}
-
-impl Databases {
-    /// Opens the ledger in `database` and the log in `log` or, where that is `None`, in the
-    /// ledger's database. Files are created where missing; in PostgreSQL the schema must be there
-    /// and up to date.
-    ///
-    /// # Errors
-    /// Each with what to do about it.
-    pub async fn open(
-        database: &Database,
-        log: Option<&Database>,
-        clock: Clock,
-    ) -> Result<Databases, DatabaseError> {
-        let ledger_in = Opened::open(database).await?;
-        let log_in = match log {
-            Some(log) => Some(Opened::open(log).await?),
-            None => None,
-        };
-        let source = log_in.as_ref().unwrap_or(&ledger_in).source();
-        let ledger: Arc<dyn Ledger> = match &ledger_in {
-            Opened::Sqlite(db) => Arc::new(SqliteLedger::new(db.clone(), clock)),
-            Opened::Postgres(pg) => Arc::new(PostgresLedger::new(pg.clone(), clock)),
-        };
-        Ok(Databases {
-            source,
-            ledger,
-            log_elsewhere: log_in.is_some(),
-            postgres: match ledger_in {
-                Opened::Sqlite(_) => None,
-                Opened::Postgres(pg) => Some(pg),
-            },
-        })
-    }
-}
-
-/// A database that is open.
-enum Opened {
-    Sqlite(Db),
-    Postgres(Pg),
-}
-
-impl Opened {
-    async fn open(database: &Database) -> Result<Opened, DatabaseError> {
-        match database {
-            Database::Sqlite(path) => Ok(Opened::Sqlite(Db::open(path)?)),
-            Database::Postgres(url) => {
-                let pg = Pg::connect(url).await?;
-                pg.check_schema().await?;
-                Ok(Opened::Postgres(pg))
-            }
-        }
-    }
-
-    fn source(&self) -> Arc<dyn Source> {
-        match self {
-            Opened::Sqlite(db) => Arc::new(SqliteSource::new(db.clone())),
-            Opened::Postgres(pg) => Arc::new(PostgresSource::new(pg.clone())),
         }
     }
 }

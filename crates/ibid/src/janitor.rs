@@ -37,6 +37,9 @@ const MOST_FAILURES: usize = 10;
 /// How long a pin is left alone: its job may be about to be created.
 const PIN_PATIENCE: Duration = Duration::from_secs(3600);
 
+/// After so long a probe of the store is not under way any more: it was killed.
+const PROBE_PATIENCE: Duration = Duration::from_secs(3600);
+
 /// Sweeps the vault and the ledger.
 #[derive(Clone)]
 pub struct Janitor {
@@ -237,6 +240,9 @@ impl Janitor {
             return Err(SweepError::ForeignVault { found, own });
         }
         failures.begin();
+        let before = self.ledger.now().await?.minus(PROBE_PATIENCE);
+        let probes = self.vault.sweep_probes(before).await;
+        swept.objects += failures.pass(probes).unwrap_or(0);
         for job in self.vault.jobs().await? {
             if failures.are_many() {
                 break;

@@ -119,7 +119,9 @@ pub trait Ledger: Send + Sync {
     /// Forgets an upload that was given up.
     async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError>;
 
-    /// Lets jobs expire whose retention has passed, at most `limit`, and gives them.
+    /// Settles that jobs have expired, at most `limit`, and gives them: those whose retention has
+    /// passed for [`LAST_DOWNLOADS`](crate::export::LAST_DOWNLOADS), so that nobody reads their
+    /// bytes any more.
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError>;
 
     /// Jobs whose bytes are to be deleted and are not yet, at most `limit`, with since when.

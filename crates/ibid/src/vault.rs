@@ -1,5 +1,11 @@
 //! Where parts and artefacts are kept: an object store, which on a laptop is a folder.
 
+mod disk;
+mod error;
+mod presign;
+mod probe;
+mod upload;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,15 +17,20 @@ use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::multipart::MultipartStore;
 use object_store::prefix::PrefixStore;
-use object_store::{
-    BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutPayload,
-    RetryConfig,
-};
+use object_store::signer::Signer;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
+
+pub use error::VaultError;
+pub use presign::Asked;
+pub use probe::PROBE_PREFIX;
+pub use upload::Upload;
+
+use disk::{delete_files, names_in, on_disk};
 
 /// Spells every path in the vault. Paths are made from ids only, and each attempt at a job
 /// writes under its own claim, so a worker that overstays touches nothing that counts.
@@ -45,72 +56,6 @@ impl Key {
     }
 }
 
-/// Why the vault did not do what it was asked.
-#[derive(Debug, thiserror::Error)]
-pub enum VaultError {
-    #[error("the store has no such object")]
-    Missing,
-    /// The store does not answer or refuses; it may later.
-    #[error("the store failed: {0}")]
-    Unavailable(String),
-    /// The disk has less room than is to be left on it.
-    #[error("only {free} bytes are free, and {least} are to be left")]
-    Full { free: u64, least: u64 },
-}
-
-impl From<object_store::Error> for VaultError {
-    fn from(error: object_store::Error) -> VaultError {
-        match error {
-            object_store::Error::NotFound { .. } => VaultError::Missing,
-            other => VaultError::Unavailable(without_body(&describe(&other))),
-        }
-    }
-}
-
-/// An error with its causes, which `Display` of most of them leaves out.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        let next_text = next.to_string();
-        if !text.contains(&next_text) {
-            text.push_str(": ");
-            text.push_str(&next_text);
-        }
-        cause = next.source();
-    }
-    text
-}
-
-/// What a store's error says, without the body of the store's answer, of which only the name of
-/// the error is kept: a store may put into it how the request was signed, and with it the token of
-/// a session, and the owner of an export reads why it has to wait.
-fn without_body(text: &str) -> String {
-    let Some((before, body)) = text.split_once('<') else {
-        return text.to_owned();
-    };
-    let before = before.trim_end_matches([' ', ':']);
-    let name = body.split_once("<Code>").and_then(|(_, rest)| {
-        let (name, _) = rest.split_once("</Code>")?;
-        let plain = name.len() <= 64 && name.chars().all(|c| c.is_ascii_alphanumeric());
-        plain.then_some(name)
-    });
-    match name {
-        Some(name) => format!("{before} ({name})"),
-        None => before.to_owned(),
-    }
-}
-
-/// The size of the pieces that an artefact is written to a disk in.
-const DISK_PIECE_BYTES: usize = 1024 * 1024;
-
-/// The least size of the pieces that an artefact is sent to an object store in. S3 takes pieces
-/// of 5 MiB to 5 GiB, the last may be smaller (Amazon S3 User Guide, multipart upload limits).
-const LEAST_PIECE_BYTES: u64 = 8 * 1024 * 1024;
-
-/// The most pieces of one object.
-const MOST_PIECES: u64 = 10_000;
-
 /// The size of the ranges in which an artefact is fetched from an object store. Each is one
 /// request, so a slow reader does not hold a request open; two are in memory for each download.
 const FETCH_BYTES: u64 = 1024 * 1024;
@@ -126,14 +71,26 @@ const MOST_RETRIES: usize = 4;
 pub struct Vault {
     store: Arc<dyn ObjectStore>,
     place: Place,
+    /// How addresses are signed under which the store itself serves an object.
+    signing: Option<Signing>,
     least_free_bytes: u64,
+}
+
+#[derive(Clone)]
+struct Signing {
+    signer: Arc<dyn Signer>,
+    /// Whether it signs the right to read instead of one request with all that is in it.
+    is_azure: bool,
 }
 
 #[derive(Clone)]
 enum Place {
     Folder(PathBuf),
     /// In it an object of any size is made out of pieces, under an id that can be given up.
-    Objects(Arc<dyn MultipartStore>),
+    Objects {
+        pieces: Arc<dyn MultipartStore>,
+        pieces_take_attributes: bool,
+    },
 }
 
 /// Whether the address of a vault is that of an object store that this program can use:
@@ -226,6 +183,7 @@ impl Vault {
         Ok(Vault {
             store: Arc::new(store),
             place: Place::Folder(folder.to_owned()),
+            signing: None,
             least_free_bytes: 0,
         })
     }
@@ -260,7 +218,9 @@ impl Vault {
         let options = given.into_iter();
         let client = ClientOptions::new()
             .with_timeout(REQUEST_LIMIT)
-            .with_connect_timeout(CONNECT_LIMIT);
+            .with_connect_timeout(CONNECT_LIMIT)
+            // Where an object that is sent in pieces takes no attributes.
+            .with_content_type_for_suffix("gz", "application/gzip");
         let retry = RetryConfig {
             backoff: BackoffConfig {
                 init_backoff: Duration::from_millis(100),
@@ -281,7 +241,7 @@ impl Vault {
                         builder = builder.with_config(key, value);
                     }
                 }
-                Vault::of(builder.$in_bucket(bucket).build()?, prefix)
+                Vault::of(builder.$in_bucket(bucket).build()?, scheme, prefix)
             }};
         }
         Ok(match scheme {
@@ -291,11 +251,22 @@ impl Vault {
         })
     }
 
-    fn of<S: ObjectStore + MultipartStore + Clone>(store: S, prefix: &str) -> Vault {
+    fn of<S>(store: S, scheme: &str, prefix: &str) -> Vault
+    where
+        S: ObjectStore + MultipartStore + Signer + Clone,
+    {
         let store = PrefixStore::new(store, prefix);
+        let is_azure = scheme == "az";
         Vault {
             store: Arc::new(store.clone()),
-            place: Place::Objects(Arc::new(store)),
+            signing: Some(Signing {
+                signer: Arc::new(store.clone()),
+                is_azure,
+            }),
+            place: Place::Objects {
+                pieces: Arc::new(store),
+                pieces_take_attributes: !is_azure,
+            },
             least_free_bytes: 0,
         }
     }
@@ -329,7 +300,7 @@ impl Vault {
     pub fn folder(&self) -> Option<&Path> {
         match &self.place {
             Place::Folder(folder) => Some(folder),
-            Place::Objects(_) => None,
+            Place::Objects { .. } => None,
         }
     }
 
@@ -358,7 +329,7 @@ impl Vault {
     ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
         match self.place {
             Place::Folder(_) => self.read_file(key, range).await,
-            Place::Objects(_) => self.fetch(key, range).await,
+            Place::Objects { .. } => self.fetch(key, range).await,
         }
     }
 
@@ -426,49 +397,6 @@ impl Vault {
         Ok(whole.boxed())
     }
 
-    /// Begins to write an object of `bytes` bytes, in order.
-    pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
-        self.check_room()?;
-        let path = key.path();
-        let (sink, piece_bytes) = match &self.place {
-            Place::Folder(_) => {
-                let file = self.store.put_multipart(&path).await?;
-                (Sink::File(file), DISK_PIECE_BYTES as u64)
-            }
-            Place::Objects(_) if bytes <= LEAST_PIECE_BYTES => {
-                (Sink::Object(Arc::clone(&self.store), path), bytes)
-            }
-            Place::Objects(store) => {
-                let id = store.create_multipart(&path).await?;
-                let pieces = Pieces {
-                    store: Arc::clone(store),
-                    path,
-                    id,
-                    sent: Vec::new(),
-                };
-                (Sink::Pieces(pieces), piece_bytes(bytes))
-            }
-        };
-        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
-        Ok(Upload {
-            sink,
-            pending: Vec::with_capacity(piece_bytes),
-            piece_bytes,
-        })
-    }
-
-    /// Gives up an upload that was begun and not finished. One that is unknown, because it was
-    /// finished or given up, is no error.
-    pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
-        let Place::Objects(store) = &self.place else {
-            return Ok(());
-        };
-        match store.abort_multipart(&key.path(), &upload.to_owned()).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
     /// The jobs of which something is kept.
     pub async fn jobs(&self) -> Result<Vec<JobId>, VaultError> {
         let names: Vec<String> = match &self.place {
@@ -476,7 +404,7 @@ impl Vault {
                 let folder = folder.clone();
                 on_disk(move || names_in(&folder)).await?
             }
-            Place::Objects(_) => {
+            Place::Objects { .. } => {
                 let listed = self.store.list_with_delimiter(None).await?;
                 let names = listed.common_prefixes.iter();
                 names
@@ -506,7 +434,7 @@ impl Vault {
                 })
                 .await
             }
-            Place::Objects(_) => {
+            Place::Objects { .. } => {
                 let prefix = object_store::path::Path::from(job.to_string());
                 let listed = self.store.list(Some(&prefix));
                 let objects = listed.try_filter_map(|meta| {
@@ -543,17 +471,6 @@ impl Vault {
             }
         }
         Ok(())
-    }
-
-    /// Writes an object, reads it and deletes it again; whether it was the same.
-    pub async fn probe(&self) -> Result<bool, VaultError> {
-        let id = ClaimId::random().map_err(|e| VaultError::Unavailable(e.to_string()))?;
-        let path = object_store::path::Path::from(format!("probe-{id}"));
-        let written: Bytes = (0..=u8::MAX).cycle().take(64 * 1024).collect();
-        self.store.put(&path, written.clone().into()).await?;
-        let read = self.store.get(&path).await?.bytes().await?;
-        self.store.delete(&path).await?;
-        Ok(read == written)
     }
 
     /// Whose vault this is: `ledger` if nobody's so far. Objects that a ledger does not name are
@@ -602,45 +519,6 @@ impl Object {
     }
 }
 
-async fn on_disk<T: Send + 'static>(
-    work: impl FnOnce() -> std::io::Result<T> + Send + 'static,
-) -> Result<T, VaultError> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .map_err(|e| VaultError::Unavailable(e.to_string()))?
-        .map_err(|e| VaultError::Unavailable(format!("the disk failed: {e}")))
-}
-
-/// The names in a folder; none if it is gone or is no folder.
-fn names_in(folder: &Path) -> std::io::Result<Vec<String>> {
-    use std::io::ErrorKind::{NotADirectory, NotFound};
-    let entries = match std::fs::read_dir(folder) {
-        Err(error) if matches!(error.kind(), NotFound | NotADirectory) => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    entries
-        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
-        .collect()
-}
-
-/// Deletes files of a job, and the folders that are empty then.
-fn delete_files(folder: &Path, objects: &[Object]) -> std::io::Result<()> {
-    for object in objects {
-        failpoint!("delete.object");
-        match std::fs::remove_file(folder.join(&object.claim).join(&object.name)) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
-    }
-    failpoint!("delete.deleted");
-    for claim in names_in(folder)? {
-        // One that is not empty stays.
-        let _ = std::fs::remove_dir(folder.join(claim));
-    }
-    let _ = std::fs::remove_dir(folder);
-    Ok(())
-}
-
 /// The ranges in which `range` is fetched.
 fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
     let mut next = range.start;
@@ -649,101 +527,6 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
         next = piece.end;
         (!piece.is_empty()).then_some(piece)
     })
-}
-
-/// The size of the pieces in which an object of `bytes` bytes is sent: as small as the most
-/// pieces allow, since one is kept in memory.
-fn piece_bytes(bytes: u64) -> u64 {
-    bytes.div_ceil(MOST_PIECES).max(LEAST_PIECE_BYTES)
-}
-
-/// An object that is being written.
-pub struct Upload {
-    sink: Sink,
-    pending: Vec<u8>,
-    piece_bytes: usize,
-}
-
-enum Sink {
-    File(Box<dyn MultipartUpload>),
-    /// Small enough to be sent at once, at the end.
-    Object(Arc<dyn ObjectStore>, object_store::path::Path),
-    Pieces(Pieces),
-}
-
-struct Pieces {
-    store: Arc<dyn MultipartStore>,
-    path: object_store::path::Path,
-    id: String,
-    sent: Vec<PartId>,
-}
-
-impl Upload {
-    /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
-    /// if it is neither finished nor given up. `None` where nothing can stay, and where the store
-    /// has no such ids: Azure forgets pieces by itself.
-    pub fn id(&self) -> Option<&str> {
-        match &self.sink {
-            Sink::Pieces(pieces) => Some(pieces.id.as_str()).filter(|id| !id.is_empty()),
-            Sink::File(_) | Sink::Object(..) => None,
-        }
-    }
-
-    /// Writes on.
-    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), VaultError> {
-        while !bytes.is_empty() {
-            if self.pending.len() == self.piece_bytes {
-                self.flush().await?;
-            }
-            let room = self.piece_bytes - self.pending.len();
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            self.pending.extend_from_slice(now);
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    /// Ends it: when this has answered, the object is there, whole and safe.
-    pub async fn finish(mut self) -> Result<(), VaultError> {
-        if !self.pending.is_empty() {
-            self.flush().await?;
-        }
-        failpoint!("upload.sent");
-        match self.sink {
-            Sink::File(mut file) => {
-                file.complete().await?;
-            }
-            Sink::Object(..) => {}
-            Sink::Pieces(pieces) => {
-                let Pieces { store, path, .. } = &pieces;
-                let sent = pieces.sent.clone();
-                store.complete_multipart(path, &pieces.id, sent).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn flush(&mut self) -> Result<(), VaultError> {
-        failpoint!("piece.before");
-        let next = Vec::with_capacity(self.piece_bytes);
-        let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
-        match &mut self.sink {
-            Sink::File(file) => file.put_part(piece).await?,
-            Sink::Object(store, path) => {
-                store.put(path, piece).await?;
-            }
-            Sink::Pieces(pieces) => {
-                let number = pieces.sent.len();
-                let sent = pieces
-                    .store
-                    .put_part(&pieces.path, &pieces.id, number, piece)
-                    .await?;
-                pieces.sent.push(sent);
-            }
-        }
-        failpoint!("piece.sent");
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -768,22 +551,6 @@ mod tests {
         ] {
             assert!(!is_object_store(wrong), "{wrong}");
         }
-    }
-
-    #[tokio::test]
-    async fn an_upload_that_has_no_name_in_the_store_is_not_noted() {
-        // Azure gives none, so two of one job could not be told apart. Nothing is sent yet.
-        let options = [
-            ("AZURE_STORAGE_ACCOUNT_NAME", "a"),
-            ("AZURE_STORAGE_ACCOUNT_KEY", "a2V5"),
-        ];
-        let vault = Vault::at_url("az://c/p", options).unwrap();
-        let key = Key::Artefact {
-            job: JobId::from_bytes([1; 16]),
-            claim: ClaimId::from_bytes([2; 16]),
-        };
-        let upload = vault.upload(key, 20 * 1024 * 1024).await.unwrap();
-        assert_eq!(upload.id(), None);
     }
 
     #[tokio::test]
@@ -815,18 +582,6 @@ mod tests {
         ] {
             open(name, value).map(drop).unwrap();
         }
-    }
-
-    #[test]
-    fn pieces_are_as_small_as_the_limits_allow() {
-        const MIB: u64 = 1024 * 1024;
-        assert_eq!(piece_bytes(9 * MIB), 8 * MIB);
-        assert_eq!(piece_bytes(80_000 * MIB), 8 * MIB);
-        let more = 80_000 * MIB + 1;
-        assert_eq!(piece_bytes(more), 8 * MIB + 1);
-        assert!(more.div_ceil(piece_bytes(more)) <= MOST_PIECES);
-        // The largest object that S3 keeps.
-        assert!(piece_bytes(5 * 1024 * 1024 * MIB) < 5 * 1024 * MIB);
     }
 
     #[test]

@@ -18,12 +18,12 @@ use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use http::header::{
     ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
-    CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, REFERRER_POLICY,
+    CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION, REFERRER_POLICY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use ibid::exporter::{Download, DownloadError};
 use ibid::ids::{JobId, RequestId};
-use ibid::vault::VaultError;
+use ibid::vault::{Asked, VaultError};
 
 use self::multipart::Multipart;
 use super::App;
@@ -53,7 +53,7 @@ pub async fn options() -> Response {
 }
 
 /// `GET /download/{id}` and `HEAD`: all checks of the link and of the job first, then
-/// preconditions, then ranges.
+/// preconditions, then ranges; or, where the object store sends the bytes, an address there.
 pub async fn download(
     Shared(app): Shared<Arc<App>>,
     ConnectInfo(Peer(peer)): ConnectInfo<Peer>,
@@ -69,6 +69,16 @@ pub async fn download(
     let ring = app.keys.ring();
     let query = query.unwrap_or_default();
     let download = app.exporter.download(&ring, job, &query).await?;
+    let is_head = method == Method::HEAD;
+    // Preconditions and ranges are about what is sent with 200 (RFC 9110 sections 13.2.1 and
+    // 14.2), so they are the store's to judge, which has an ETag of its own.
+    let asked = if is_head { Asked::Head } else { Asked::Bytes };
+    if let Some(address) = app.exporter.offload(&download, asked).await? {
+        if !is_head {
+            app.count_download(job, peer.ip().to_string());
+        }
+        return elsewhere(&address, &download);
+    }
     let etag = format!("\"{}\"", hex::encode(download.artefact.sha256));
     let length = download.artefact.bytes;
     let finished_at = download.export.finished_at.map_or(0, |at| at.seconds());
@@ -77,7 +87,6 @@ pub async fn download(
         etag: &etag,
         last_modified_s: finished_at,
     };
-    let is_head = method == Method::HEAD;
     let mut response = match plan(is_head, &headers, &representation) {
         Plan::NotModified => StatusCode::NOT_MODIFIED.into_response(),
         Plan::PreconditionFailed => Problem::new(
@@ -119,6 +128,25 @@ pub async fn download(
         app.count_download(job, peer.ip().to_string());
     }
     Ok(response)
+}
+
+/// Sends the client on to `address`, which only the client may know.
+fn elsewhere(address: &str, download: &Download) -> Result<Response, Problem> {
+    let mut location = HeaderValue::from_str(address).map_err(|_| {
+        DownloadError::ArtefactUnavailable("the address at the store is no header".to_owned())
+    })?;
+    location.set_sensitive(true);
+    let mut response = StatusCode::TEMPORARY_REDIRECT.into_response();
+    let headers = response.headers_mut();
+    headers.insert(LOCATION, location);
+    // The store does not know the digest. No ETag: what is asked there is compared with its own.
+    insert(headers, REPR_DIGEST, &digest(download));
+    Ok(response)
+}
+
+/// The digest of the whole file (RFC 9530).
+fn digest(download: &Download) -> String {
+    format!("sha-256=:{}:", STANDARD.encode(download.artefact.sha256))
 }
 
 fn not_satisfiable(length: u64) -> Response {
@@ -205,8 +233,7 @@ fn several(
 fn describe(headers: &mut HeaderMap, download: &Download) {
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/gzip"));
-    let digest = STANDARD.encode(download.artefact.sha256);
-    insert(headers, REPR_DIGEST, &format!("sha-256=:{digest}:"));
+    insert(headers, REPR_DIGEST, &digest(download));
     let name = format!(
         "attachment; filename=\"export-{}.jsonl.gz\"",
         download.export.job_id

@@ -3,14 +3,31 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{FromRef, State};
 use axum::response::{IntoResponse as _, Response};
 use http::header::{CONTENT_TYPE, VARY};
+use ibid::exporter::Exporter;
 use serde_json::json;
 
 use super::App;
 use super::problem::Problem;
-use crate::metrics::MEDIA_TYPE;
+use crate::metrics::{MEDIA_TYPE, Metrics};
+
+/// What can be watched of a process, with or without the API.
+#[derive(Clone)]
+pub struct Watched {
+    pub exporter: Exporter,
+    pub metrics: Arc<Metrics>,
+}
+
+impl FromRef<Arc<App>> for Watched {
+    fn from_ref(app: &Arc<App>) -> Watched {
+        Watched {
+            exporter: app.exporter.clone(),
+            metrics: Arc::clone(&app.metrics),
+        }
+    }
+}
 
 /// `GET /`: name, version and the published policies.
 pub async fn about(State(app): State<Arc<App>>) -> Response {
@@ -34,8 +51,8 @@ pub async fn healthz() -> Response {
 }
 
 /// `GET /readyz`: its database and its store answer too.
-pub async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Problem> {
-    match app.exporter.ready().await {
+pub async fn readyz(State(watched): State<Watched>) -> Result<Response, Problem> {
+    match watched.exporter.ready().await {
         Ok(()) => Ok(Json(json!({"status": "ready"})).into_response()),
         Err(what) => {
             tracing::warn!(error = what, "not ready");
@@ -48,10 +65,10 @@ pub async fn readyz(State(app): State<Arc<App>>) -> Result<Response, Problem> {
 }
 
 /// `GET /metrics`: the numbers of this process, and of the queue.
-pub async fn metrics(State(app): State<Arc<App>>) -> Result<Response, Problem> {
-    let queue = app.exporter.ledger.queue().await?;
-    let now = app.exporter.ledger.now().await?;
-    let text = app.metrics.text(&queue, now).map_err(|error| {
+pub async fn metrics(State(watched): State<Watched>) -> Result<Response, Problem> {
+    let ledger = &watched.exporter.ledger;
+    let (queue, now) = (ledger.queue().await?, ledger.now().await?);
+    let text = watched.metrics.text(&queue, now).map_err(|error| {
         tracing::error!(%error, "the metrics cannot be written");
         Problem::unavailable("The metrics cannot be written; the log of the server says why.")
     })?;

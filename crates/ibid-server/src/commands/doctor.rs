@@ -1,29 +1,28 @@
 //! `ibid doctor`: what keeps the installation from working, and what to do about it. It looks
 //! and leaves nothing behind.
 
+mod databases;
+mod storage;
+
 use std::fs::{File, Metadata};
-use std::io::{Read as _, Seek as _, Write as _};
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
 use ibid::contents::Contents;
-use ibid::postgres::{OwnTables, Pg};
-use ibid::sqlite::inspect;
 use ibid::time::{Clock, Time};
 use rustix::fs::{Access, FlockOperation};
 use serde_json::json;
 
-use super::{Failure, say, vault};
+use super::{Failure, say};
 use crate::config::{
-    Artifacts, Config, Database, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags,
-    escape,
+    Artifacts, Config, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags, escape,
 };
 use crate::keys;
-
-/// Below this a disk will soon be full.
-const LITTLE_FREE_BYTES: u64 = 1024 * 1024 * 1024;
+use databases::{log, look_into, pins};
+use storage::{free_space, lost_artefacts, object_store, storage};
 
 /// 2025 and 2100: a clock outside was never set.
 const SANE: std::ops::Range<Time> =
@@ -149,7 +148,7 @@ fn examine(findings: &mut Findings, settings: &Settings) {
             lost_artefacts(findings, contents.as_ref(), folder);
             storage(findings, folder);
         }
-        store @ Artifacts::Store { url, .. } => object_store(findings, url, store),
+        Artifacts::Store { url, .. } => object_store(findings, url, settings),
     }
     free_space(findings, settings);
     clock(findings, contents.as_ref(), Clock::system().now());
@@ -233,312 +232,6 @@ fn writable(folder: &Path) -> bool {
     rustix::fs::access(folder, Access::WRITE_OK | Access::EXEC_OK).is_ok()
 }
 
-/// Checks a database, and gives what is in it if it is sound.
-fn look_into(findings: &mut Findings, check: &str, database: &Database) -> Option<Contents> {
-    match database {
-        Database::Sqlite(path) => sqlite(findings, check, path),
-        Database::Postgres(url) => postgres(findings, check, url),
-    }
-}
-
-fn sqlite(findings: &mut Findings, check: &str, path: &Path) -> Option<Contents> {
-    look(findings, check, path)?;
-    let shown = path.display();
-    let found = match inspect(path, Clock::system().now()) {
-        Ok(found) => found,
-        Err(error) => {
-            findings.failure(check, error.to_string());
-            return None;
-        }
-    };
-    if !found.damage.is_empty() {
-        findings.failure(
-            check,
-            format!(
-                "{shown} is damaged ({}); stop everything that uses it, keep a copy, and go back \
-                 to a backup",
-                found.damage.join("; ")
-            ),
-        );
-        return None;
-    }
-    let (schema, known) = (found.schema, found.known_schema);
-    if schema > known {
-        findings.failure(
-            check,
-            format!(
-                "{shown} was written by a newer ibid (schema {schema}, this one knows {known}); \
-                 use that version"
-            ),
-        );
-        return None;
-    }
-    if schema < known {
-        findings.warning(
-            check,
-            format!(
-                "{shown} has schema {schema}; the next command that opens it brings it to {known}"
-            ),
-        );
-        return None;
-    }
-    if found.journal_mode != "wal" {
-        findings.warning(
-            check,
-            format!(
-                "its journal mode is {} instead of wal; the next command that opens it sets it",
-                found.journal_mode
-            ),
-        );
-    }
-    findings.ok(check, format!("{shown} is sound, schema {schema}"));
-    found.contents
-}
-
-fn postgres(findings: &mut Findings, check: &str, url: &str) -> Option<Contents> {
-    let looking = async { Pg::connect(url).await?.inspect().await };
-    // The doctor works on a thread that may block.
-    let found = match tokio::runtime::Handle::current().block_on(looking) {
-        Ok(found) => found,
-        Err(error) => {
-            findings.failure(check, error.to_string());
-            return None;
-        }
-    };
-    if found.standby {
-        findings.failure(check, "it is a standby; connect ibid to the primary");
-    } else if !found.anchored {
-        findings.failure(
-            check,
-            "it is not the one in which the log was written (it was restored, copied or \
-             upgraded); run `ibid admin adopt` once nobody writes to the other one",
-        );
-    } else {
-        findings.ok(check, "PostgreSQL answers, and its schema is up to date");
-    }
-    if !found.fsync {
-        findings.warning(
-            check,
-            "fsync is off, so a power cut can lose what was answered; turn it on",
-        );
-    }
-    if found.asynchronous {
-        findings.warning(
-            check,
-            "its standbys follow asynchronously, so a failover can undo the last seconds, an \
-             accepted export or a revocation among them; set synchronous_standby_names if that \
-             must not be",
-        );
-    }
-    if found.changes > 0 {
-        findings.warning(
-            check,
-            format!(
-                "{} rows of messages or revisions were updated or deleted, which ibid never does; \
-                 exports that held them fail; find out who did",
-                found.changes
-            ),
-        );
-    }
-    match &found.own_tables {
-        Some(own) => {
-            own_tables(findings, own);
-            // Where it cannot be read, what is in it cannot be told.
-            own.readable.then_some(found.contents)
-        }
-        None => Some(found.contents),
-    }
-}
-
-fn own_tables(findings: &mut Findings, found: &OwnTables) {
-    const CHECK: &str = "own tables";
-    if !found.views.is_empty() {
-        findings.ok(
-            CHECK,
-            format!(
-                "{} are views over {}, which the application writes; docs/own-tables.md says what \
-                 it must keep to besides what is checked",
-                found.views.join(", "),
-                found.tables.join(", ")
-            ),
-        );
-    }
-    for failure in &found.failures {
-        findings.failure(CHECK, failure);
-    }
-    for warning in &found.warnings {
-        findings.warning(CHECK, warning);
-    }
-}
-
-fn log(findings: &mut Findings, contents: &Contents, exports: u64) {
-    const CHECK: &str = "log";
-    let Contents {
-        conversations,
-        messages,
-        ..
-    } = contents;
-    if contents.loading {
-        findings.warning(
-            CHECK,
-            "a first load is not finished and no export can be created; run the same `ibid \
-             import` again, or give it up with `ibid admin end-load`",
-        );
-    } else if *conversations == 0 {
-        findings.warning(CHECK, "there is nothing in it; fill it with `ibid import`");
-    } else {
-        findings.ok(
-            CHECK,
-            format!("{messages} messages in {conversations} conversations; {exports} exports"),
-        );
-    }
-}
-
-/// Whether the log knows of the exports for which it may still have to be read.
-fn pins(findings: &mut Findings, in_ledger: &Contents, in_log: &Contents) {
-    const CHECK: &str = "pins";
-    let lost = in_ledger.pins.lost(&in_log.pins);
-    match lost.first() {
-        None => findings.ok(
-            CHECK,
-            format!(
-                "the log knows of all {} exports that are not done",
-                in_ledger.pins.needed.len()
-            ),
-        ),
-        Some(first) => findings.failure(
-            CHECK,
-            format!(
-                "the log does not know of {} exports that are not done ({first} is one): it was \
-                 put back to an older state, or it is not the log from which they were created; \
-                 correct --source, or if it is right, let their users ask anew",
-                lost.len()
-            ),
-        ),
-    }
-}
-
-fn lost_artefacts(findings: &mut Findings, contents: Option<&Contents>, folder: &Path) {
-    let kept = contents.map_or(0, |contents| contents.kept);
-    if kept > 0 && !folder.exists() {
-        findings.failure(
-            "artefacts",
-            format!(
-                "{kept} finished exports are kept, but {} is not there; restore it from the \
-                 backup that the database is from",
-                folder.display()
-            ),
-        );
-    }
-}
-
-fn storage(findings: &mut Findings, folder: &Path) {
-    const CHECK: &str = "storage";
-    if look(findings, CHECK, folder).is_none() {
-        return;
-    }
-    let shown = folder.display();
-    match write_and_read(folder) {
-        Ok(true) => findings.ok(CHECK, format!("{shown} gives back what is written to it")),
-        Ok(false) => findings.failure(
-            CHECK,
-            format!("{shown} gives back other bytes than were written; replace the disk"),
-        ),
-        Err(error) => findings.failure(
-            CHECK,
-            format!("{shown} cannot be used: {error}; make it writable, or name another folder with --artifacts"),
-        ),
-    }
-}
-
-fn object_store(findings: &mut Findings, url: &str, store: &Artifacts) {
-    const CHECK: &str = "storage";
-    let vault = match vault(store) {
-        Ok(vault) => vault,
-        Err(failure) => {
-            findings.failure(CHECK, failure.message());
-            return;
-        }
-    };
-    // The doctor works on a thread that may block.
-    match tokio::runtime::Handle::current().block_on(vault.probe()) {
-        Ok(true) => findings.ok(
-            CHECK,
-            format!(
-                "{url} gives back what is written to it; let a lifecycle rule of the bucket end \
-                 unfinished uploads after some days, since nobody can list those of a ledger that \
-                 is gone"
-            ),
-        ),
-        Ok(false) => findings.failure(
-            CHECK,
-            format!("{url} gives back other bytes than were written; find out why"),
-        ),
-        Err(error) => findings.failure(
-            CHECK,
-            format!(
-                "{url} cannot be used: {error}; look at its address, its keys and their rights \
-                 (list, get, put, delete)"
-            ),
-        ),
-    }
-}
-
-/// Whether bytes that were written and flushed into `folder` can be read again.
-fn write_and_read(folder: &Path) -> std::io::Result<bool> {
-    let written: Vec<u8> = (0..=u8::MAX).cycle().take(64 * 1024).collect();
-    // Has no name, or loses it when this ends.
-    let mut file = tempfile::Builder::new()
-        .prefix(".ibid-doctor-")
-        .tempfile_in(folder)?;
-    file.write_all(&written)?;
-    file.as_file().sync_all()?;
-    File::open(folder)?.sync_all()?;
-    let mut read = Vec::new();
-    file.rewind()?;
-    file.read_to_end(&mut read)?;
-    file.close()?;
-    Ok(read == written)
-}
-
-fn free_space(findings: &mut Findings, settings: &Settings) {
-    const CHECK: &str = "free space";
-    let mut devices = Vec::new();
-    let files = settings.databases().filter_map(|database| match database {
-        Database::Sqlite(path) => Some(path.as_path()),
-        Database::Postgres(_) => None,
-    });
-    for path in settings.artifacts.folder().into_iter().chain(files) {
-        let Some(place) = existing(path) else {
-            continue;
-        };
-        let device = place.metadata().map_or(0, |metadata| metadata.dev());
-        if devices.contains(&device) {
-            continue;
-        }
-        devices.push(device);
-        let shown = place.display();
-        let free = match rustix::fs::statvfs(&place) {
-            Ok(stat) => stat.f_bavail.saturating_mul(stat.f_frsize),
-            Err(error) => {
-                findings.warning(CHECK, format!("it cannot be told at {shown}: {error}"));
-                continue;
-            }
-        };
-        let text = format!("{} MiB at {shown}", free / (1024 * 1024));
-        if free < settings.min_free {
-            findings.failure(
-                CHECK,
-                format!("only {text}, below min_free_bytes, so jobs wait; free some"),
-            );
-        } else if free < LITTLE_FREE_BYTES {
-            findings.warning(CHECK, format!("only {text}; free some soon"));
-        } else {
-            findings.ok(CHECK, text);
-        }
-    }
-}
-
 fn clock(findings: &mut Findings, contents: Option<&Contents>, now: Time) {
     const CHECK: &str = "clock";
     if !SANE.contains(&now) {
@@ -594,14 +287,6 @@ fn server(findings: &mut Findings, data: &Path) {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn storage_is_tried_without_a_trace() {
-        let folder = tempfile::tempdir().unwrap();
-        assert!(write_and_read(folder.path()).unwrap());
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert!(write_and_read(&folder.path().join("missing")).is_err());
-    }
 
     #[test]
     fn the_nearest_folder_above_is_found() {

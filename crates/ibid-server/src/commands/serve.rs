@@ -7,7 +7,7 @@ use ibid::time::Clock;
 use ibid::worker::Worker;
 
 use super::worker::worker_terms;
-use super::{Failure, load, migrate, open, say};
+use super::{Failure, bind, bind_metrics, load, migrate, open, say};
 use crate::api::App;
 use crate::config::{ServeFlags, StoreFlags, WorkFlags};
 use crate::keys::KeyStore;
@@ -25,7 +25,8 @@ use crate::signals;
 Examples:
   ibid serve
   ibid serve --data /var/lib/ibid --listen 0.0.0.0:8787 --public-url https://export.example
-  ibid serve --workers 0                     leave the work to `ibid worker`")]
+  ibid serve --workers 0                     leave the work to `ibid worker`
+  ibid serve --metrics-listen 127.0.0.1:9100 /metrics there, for Prometheus alone")]
 pub struct ServeArgs {
     /// Bring the schema of PostgreSQL databases up to date first
     #[arg(long)]
@@ -57,18 +58,8 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let exporter = open(settings).await?;
     let keys = KeyStore::open_or_create(&settings.signing_keys, Clock::system().now())
         .map_err(|e| Failure::failed(e.to_string()))?;
-    let listener = tokio::net::TcpListener::bind(settings.listen)
-        .await
-        .map_err(|e| {
-            Failure::failed(format!(
-                "cannot listen on {}: {e}; stop what uses it, or give another address with \
-                 --listen",
-                settings.listen
-            ))
-        })?;
-    let address = listener
-        .local_addr()
-        .map_err(|e| Failure::failed(format!("the address is not known: {e}; try again")))?;
+    let (listener, address) = bind(settings.listen, "--listen").await?;
+    let watching = bind_metrics(settings).await?;
     let stop = signals::stop_token().map_err(|e| {
         Failure::failed(format!("signals cannot be received: {e}; check the limits"))
     })?;
@@ -89,8 +80,12 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
         "ibid {} listens on http://{address}",
         env!("CARGO_PKG_VERSION")
     ));
+    let watching = watching.map(|(listener, text)| {
+        say(&text);
+        listener
+    });
     let port = Port::new(listener, |stream| stream);
-    lifecycle::run(port, app, worker, stop, settings.drain)
+    lifecycle::run(port, app, watching, worker, stop, settings.drain)
         .await
         .map_err(|e| Failure::failed(format!("the server failed: {e}; see its log")))
 }

@@ -1,13 +1,18 @@
 //! `ibid worker`: workers and nothing else.
 
+use std::sync::Arc;
+
 use clap::Args;
 use ibid::export::{State, Terms};
 use ibid::janitor::Janitor;
 use ibid::worker::{AttemptReport, Worker, WorkerTerms};
 use tokio_util::sync::CancellationToken;
 
-use super::{Failure, complain, load, open, say, unavailable};
+use super::{Failure, bind_metrics, complain, load, open, say, unavailable};
+use crate::api::Watched;
 use crate::config::{Settings, StoreFlags, WorkFlags};
+use crate::lifecycle::watch;
+use crate::metrics::{Metrics, of_attempts};
 use crate::signals;
 
 /// Work on exports, without the API
@@ -18,7 +23,8 @@ use crate::signals;
 #[command(after_help = "\
 Examples:
   ibid worker --workers 2
-  ibid worker --until-idle --json")]
+  ibid worker --until-idle --json
+  ibid worker --metrics-listen 127.0.0.1:9100    with /metrics, /healthz and /readyz there")]
 pub struct WorkerArgs {
     /// End when there is nothing left to do
     #[arg(long)]
@@ -56,9 +62,25 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
         ..worker_terms(settings)
     };
     let workshop = exporter.workshop(settings.render_threads, args.hold_after_parts);
+    let metrics = Arc::<Metrics>::default();
+    let count = of_attempts(&metrics);
     let worker = Worker::new(workshop, terms, exporter.created(), move |report| {
         say_attempt(&report, args.json);
+        count(report);
     });
+    let watching = bind_metrics(settings).await?.map(|(listener, text)| {
+        // Each line of the output is an attempt where a program reads it.
+        if args.json {
+            complain(&text);
+        } else {
+            say(&text);
+        }
+        listener
+    });
+    let watched = Watched {
+        exporter: exporter.clone(),
+        metrics,
+    };
     if !args.json && !args.until_idle {
         complain("Waiting for exports; end with Ctrl-C.");
     }
@@ -66,6 +88,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
     tokio::select! {
         () = exporter.hear_of_jobs() => Ok(()),
         () = sweeping(&janitor, args.until_idle, &stop) => Ok(()),
+        () = watch(watching, watched, &stop) => Ok(()),
         ended = worker.run(&stop) => ended.map_err(|error| unavailable(&error)),
         () = async {
             stop.cancelled().await;

@@ -52,13 +52,13 @@ flags! {
     /// How work is done: taken by `serve` and `worker`.
     WorkFlags {
         workers render_threads lease_seconds poll_seconds max_attempts running_per_user
-        retention_days min_free_bytes drain_seconds
+        retention_days min_free_bytes metrics_listen drain_seconds
     }
 
     /// How the API answers: taken by `serve`.
     ServeFlags {
         listen public_url part_bytes part_messages link_seconds record_days
-        unfinished_per_user exports_per_user_per_day signing_keys
+        unfinished_per_user exports_per_user_per_day offload signing_keys
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::parse::{self, MIB, limit, redacted, whole};
-use super::{Artifacts, Database, Reading};
+use super::{Artifacts, Database, Offload, Reading};
 
 use Fallback::{Cores, InData, Nothing, Text};
 
@@ -192,6 +192,12 @@ settings! {
         default: Text("2"), form: Number, secret: false, parse: limit,
     }
 
+    /// Who sends the bytes of a download: none, or presigned: the object store, to which a client is
+    /// sent on by an address that lives for at most 60 s
+    offload: Offload = offload {
+        default: Text("none"), form: Text, secret: false, parse: parse::offload,
+    }
+
     /// Bytes that are left free on the disk of artefacts; below it jobs wait; 0 is no limit
     min_free: u64 = min_free_bytes {
         default: Text("256 MiB"), form: Number, secret: false,
@@ -201,6 +207,11 @@ settings! {
     /// File of the keys that sign download links, for its owner only
     signing_keys: PathBuf = signing_keys {
         default: InData("", "keys"), form: Text, secret: false, parse: parse::path,
+    }
+
+    /// Address of /metrics, which the API then has no more, IP:PORT; port 0 picks one and prints it
+    metrics_listen: Option<SocketAddr> = metrics_listen {
+        default: Nothing, form: Text, secret: false, parse: parse::listen_or_none,
     }
 
     /// Seconds that a stop waits for downloads and parts in hand

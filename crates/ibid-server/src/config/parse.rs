@@ -3,7 +3,7 @@
 
 use ibid::vault::is_object_store;
 
-use super::{Artifacts, Database, StoreOptions};
+use super::{Artifacts, Database, Offload, StoreOptions};
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::num::NonZeroU32;
@@ -159,6 +159,23 @@ pub(super) fn listen(text: &str) -> Result<SocketAddr, String> {
         "it must be IP:PORT or localhost:PORT, as 127.0.0.1:8787, 0.0.0.0:8787 or [::1]:8787"
             .to_owned()
     })
+}
+
+/// As [`listen`], or empty where nothing gives one.
+pub(super) fn listen_or_none(text: &str) -> Result<Option<SocketAddr>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    listen(text).map(Some)
+}
+
+/// Who sends the bytes of a download.
+pub(super) fn offload(text: &str) -> Result<Offload, String> {
+    match text {
+        "none" => Ok(Offload::None),
+        "presigned" => Ok(Offload::Presigned),
+        _ => Err("it must be none or presigned".to_owned()),
+    }
 }
 
 /// An absolute `http` or `https` URL (RFC 3986) that paths can be put behind:

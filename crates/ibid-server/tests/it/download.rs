@@ -432,3 +432,34 @@ async fn a_download_that_has_begun_ends_when_the_export_is_revoked_or_the_accoun
     .await;
     assert!(broken && got < ready.bytes, "{got} of {}", ready.bytes);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_download_that_has_begun_may_outlive_its_export_for_an_hour() {
+    use ibid::export::LAST_DOWNLOADS;
+    let ready = large().await;
+    let a_while = std::time::Duration::from_millis(1_100);
+    let (server, day) = (&ready.server, std::time::Duration::from_secs(86_400));
+    let janitor = server.exporter.janitor(90 * day);
+    let second = std::time::Duration::from_secs(1);
+    let (got, broken) = begun(&ready, async || {
+        server.clock.advance(7 * day + LAST_DOWNLOADS - second);
+        janitor.sweep().await.expect("swept");
+        tokio::time::sleep(a_while).await;
+    })
+    .await;
+    assert_eq!((got, broken), (ready.bytes, false));
+    // The link is as old, so it is asked for first.
+    let refused = answer(server.get(&ready.url)).await;
+    refused.is_problem(403, "link-expired");
+
+    let ready = large().await;
+    let server = &ready.server;
+    let janitor = server.exporter.janitor(90 * day);
+    let (got, broken) = begun(&ready, async || {
+        server.clock.advance(7 * day + LAST_DOWNLOADS);
+        janitor.sweep().await.expect("swept");
+        tokio::time::sleep(a_while).await;
+    })
+    .await;
+    assert!(broken && got < ready.bytes, "{got} of {}", ready.bytes);
+}

@@ -33,6 +33,8 @@ pub struct Setup {
     pub limits: Limits,
     pub part_messages: u64,
     pub public_url: Option<String>,
+    /// An object store, which then sends the downloads, too.
+    pub store: Option<Vault>,
 }
 
 impl Default for Setup {
@@ -44,6 +46,7 @@ impl Default for Setup {
             },
             part_messages: 200,
             public_url: None,
+            store: None,
         }
     }
 }
@@ -82,12 +85,12 @@ impl Server {
         };
         let database = Database::Sqlite(folder.path().join("ibid.db"));
         let databases = Databases::open(&database, None, clock.clone()).await;
-        let vault = Vault::in_folder(&folder.path().join("artifacts"));
-        let exporter = Exporter::on(
-            databases.expect("a database"),
-            vault.expect("a vault"),
-            terms,
-        );
+        let offload = setup.store.is_some();
+        let vault = setup.store.unwrap_or_else(|| {
+            Vault::in_folder(&folder.path().join("artifacts")).expect("a vault")
+        });
+        let databases = databases.expect("a database");
+        let exporter = Exporter::on(databases, vault, terms).offloading(offload);
         let keys = KeyStore::open_or_create(&folder.path().join("keys"), clock.now())
             .expect("signing keys");
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
@@ -109,7 +112,7 @@ impl Server {
         let stop = CancellationToken::new();
         let ended = stop.clone();
         tokio::spawn(async move {
-            lifecycle::run(port, app, None, ended, Duration::ZERO)
+            lifecycle::run(port, app, None, None, ended, Duration::ZERO)
                 .await
                 .expect("the server ends in order");
         });

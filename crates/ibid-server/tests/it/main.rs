@@ -7,6 +7,7 @@ mod download;
 mod harness;
 mod links;
 mod log;
+mod offload;
 #[path = "../../../ibid/tests/it/pg_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod pg_server;
@@ -17,3 +18,4 @@ mod resuming;
 #[path = "../../../ibid/tests/it/s3_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod s3_server;
+mod watching;

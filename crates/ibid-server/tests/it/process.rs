@@ -185,11 +185,11 @@ impl Served {
     }
 }
 
-fn all() -> Value {
+pub fn all() -> Value {
     json!({"scope": "all"})
 }
 
-fn is_done(status: &Value) -> bool {
+pub fn is_done(status: &Value) -> bool {
     status["state"] == "done"
 }
 

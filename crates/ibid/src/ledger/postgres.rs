@@ -26,7 +26,7 @@ use super::{
     AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
     LedgerError, NewExport, NewToken, Offer, Part, Queue, Role, Token,
 };
-use crate::export::{Change, Event, Export, State};
+use crate::export::{Change, Event, Export, LAST_DOWNLOADS, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
 use crate::postgres::{Pg, PgError, begin, durable};
@@ -283,6 +283,7 @@ impl Ledger for PostgresLedger {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
         let now = now(&*tx, &self.clock).await?;
+        let ended = now.minus(LAST_DOWNLOADS);
         // Several may sweep at once; each takes jobs at which nobody else is.
         let sql = format!(
             "SELECT {COLUMNS} FROM ibid.export
@@ -290,7 +291,7 @@ impl Ledger for PostgresLedger {
              ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED"
         );
         let rows = tx
-            .query_typed(&sql, &[int(&now.micros()), int(&i64::from(limit))])
+            .query_typed(&sql, &[int(&ended.micros()), int(&i64::from(limit))])
             .await?;
         let mut expired = Vec::new();
         for row in &rows {

@@ -18,7 +18,7 @@ use super::{
     AbandonedUpload, Claim, CreateError, Created, Cursor, Download, Filter, Found, Ledger,
     LedgerError, NewExport, NewToken, Offer, Part, Queue, Role, Token,
 };
-use crate::export::{Change, Event, Export, State};
+use crate::export::{Change, Event, Export, LAST_DOWNLOADS, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
 use crate::source::{Sight, Windows};
@@ -282,8 +282,8 @@ impl Ledger for SqliteLedger {
     }
 
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
-        let clock = self.clock.clone();
-        let now = clock.now();
+        let now = self.clock.now();
+        let ended = now.minus(LAST_DOWNLOADS);
         let due = self
             .db
             .read(move |tx| {
@@ -292,7 +292,7 @@ impl Ledger for SqliteLedger {
                      WHERE state IN ('done', 'failed') AND expires_at <= ?1
                      ORDER BY expires_at LIMIT ?2",
                 )?;
-                let mut rows = statement.query(params![now.micros(), limit])?;
+                let mut rows = statement.query(params![ended.micros(), limit])?;
                 let mut due = Vec::new();
                 while let Some(row) = rows.next()? {
                     due.push(job_id(&row.get::<_, String>(0)?)?);
@@ -310,7 +310,7 @@ impl Ledger for SqliteLedger {
                     let Some(mut export) = load(tx, job)? else {
                         continue;
                     };
-                    if export.state_at(now) == State::Expired
+                    if export.state_at(ended) == State::Expired
                         && export.on(Event::Expired, now).is_ok()
                     {
                         store(tx, &export)?;

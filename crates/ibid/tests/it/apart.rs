@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ibid::export::State;
+use ibid::export::{LAST_DOWNLOADS, State};
 use ibid::exporter::Exporter;
 use ibid::ids::{JobId, UserId};
 use ibid::ledger::{CreateError, Created, LedgerError};
@@ -276,7 +276,7 @@ async fn a_pin_is_kept_while_the_job_can_be_retried_and_released_when_it_is_over
 
     let third = home.export("ann", "all").await;
     home.work().await;
-    home.clock.advance(TERMS.retention);
+    home.clock.advance(TERMS.retention + LAST_DOWNLOADS);
     home.janitor().sweep().await.unwrap();
     assert_eq!(home.state(third).await, State::Expired);
     assert_eq!(pins(&home).await, 0);

@@ -342,7 +342,8 @@ impl Installation {
     /// What is recorded of a finished job.
     pub async fn artefact(&self, job: JobId) -> Artefact {
         let export = self.find(job).await.export;
-        assert_eq!(export.state, State::Done, "{:?}", export.problem);
+        let (problem, waiting) = (&export.problem, &export.waiting);
+        assert_eq!(export.state, State::Done, "{problem:?}, {waiting:?}");
         export.artefact.unwrap()
     }
 

@@ -5,6 +5,7 @@ mod apart;
 mod continuing;
 mod creation;
 mod events;
+mod expiring;
 mod faults;
 mod fetching;
 mod generate;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use ::object_store::aws::AmazonS3Builder;
+use ::object_store::{Attribute, ObjectStoreExt as _};
 use futures::TryStreamExt as _;
 use ibid::export::{Event, State};
 use ibid::exporter::Exporter;
@@ -22,6 +24,7 @@ on_both!(
     an_upload_that_a_killed_worker_began_is_given_up,
     an_upload_that_cannot_be_noted_is_given_up,
     what_no_row_names_is_deleted_from_the_store,
+    what_a_killed_probe_has_left_is_deleted_after_an_hour,
     calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for,
     how_requests_to_the_store_are_signed_is_not_told,
 );
@@ -60,6 +63,7 @@ async fn the_file_is_the_one_that_a_disk_gives_and_parts_are_gone(on: &On) {
         server.objects("a/prefix"),
         [format!("{job}/{claim}/export.jsonl.gz")]
     );
+    is_named(&server, job, claim).await;
     let file = &files[0].1;
     let length = file.len() as u64;
     for range in [0..length, 0..1, length - 1..length, 7..length - 7] {
@@ -79,8 +83,29 @@ async fn the_file_is_the_one_that_a_disk_gives_and_parts_are_gone(on: &On) {
     assert_eq!(server.objects("a/prefix"), [""; 0]);
 }
 
+/// What the store says of the artefact of a job to whoever fetches it.
+async fn is_named(server: &S3Server, job: JobId, claim: ClaimId) {
+    let mut builder = AmazonS3Builder::new().with_bucket_name("vault");
+    for (name, value) in server.variables() {
+        let name = name.to_ascii_lowercase();
+        builder = builder.with_config(name.parse().unwrap(), value);
+    }
+    let store = builder.build().unwrap();
+    let path = format!("a/prefix/{job}/{claim}/export.jsonl.gz");
+    let got = store.get(&path.into()).await.unwrap();
+    let name = format!("attachment; filename=\"export-{job}.jsonl.gz\"");
+    for (attribute, value) in [
+        (Attribute::ContentType, "application/gzip"),
+        (Attribute::ContentDisposition, &name),
+    ] {
+        let said = got.attributes.get(&attribute);
+        assert_eq!(said.map(AsRef::as_ref), Some(value), "{attribute:?}");
+    }
+    assert_eq!(got.attributes.get(&Attribute::ContentEncoding), None);
+}
+
 /// Text that hardly compresses.
-fn noise(number: u64) -> String {
+pub fn noise(number: u64) -> String {
     let mut text = String::new();
     let mut at = number;
     while text.len() < 40_000 {
@@ -100,6 +125,7 @@ async fn a_large_artefact_is_sent_in_pieces(on: &On) {
     home.work().await;
     let artefact = home.artefact(job).await;
     assert!(artefact.bytes > 17 * 1024 * 1024, "{}", artefact.bytes);
+    is_named(&server, job, artefact.claim).await;
     let whole = bytes(&exporter, job, 0..artefact.bytes).await;
     assert_eq!(Sha256::digest(&whole)[..], artefact.sha256);
     assert_eq!(server.unfinished(), 0);
@@ -213,6 +239,24 @@ async fn what_no_row_names_is_deleted_from_the_store(on: &On) {
         .await
         .unwrap();
     assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+}
+
+async fn what_a_killed_probe_has_left_is_deleted_after_an_hour(on: &On) {
+    let server = S3Server::start().await;
+    let (home, exporter) = at(&server, on, 0).await;
+    assert!(exporter.vault.probe().await.unwrap());
+    assert_eq!(server.objects("a/prefix"), [""; 0]);
+    // The store's own clock and the ledger's are compared; that of a test stands.
+    let now = home.clock.now();
+    let hour = Duration::from_secs(3600);
+    server.put(
+        "a/prefix/probe/old",
+        now.minus(hour + Duration::from_secs(1)),
+    );
+    server.put("a/prefix/probe/young", now.minus(hour / 2));
+    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+    assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+    assert_eq!(server.objects("a/prefix"), ["ledger", "probe/young"]);
 }
 
 async fn calls_that_fail_are_repeated_and_a_store_that_is_away_is_waited_for(on: &On) {

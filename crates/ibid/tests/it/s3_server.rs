@@ -1,12 +1,13 @@
 //! A real S3 server over HTTP, with signatures, whose calls fail, hang or are cut where a test says.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use hyper::body::Incoming;
 use hyper::{Request, server::conn::http1};
 use hyper_util::rt::TokioIo;
+use ibid::time::Time;
 use ibid::vault::Vault;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
@@ -18,6 +19,7 @@ pub struct S3Server {
     folder: tempfile::TempDir,
     address: std::net::SocketAddr,
     faults: Arc<Faults>,
+    presigned: Arc<Mutex<Vec<hyper::HeaderMap>>>,
     serving: tokio::task::JoinHandle<()>,
 }
 
@@ -97,10 +99,17 @@ impl S3Server {
         let address = listener.local_addr().unwrap();
         let faults = Arc::new(Faults::default());
         let failing = Arc::clone(&faults);
+        let presigned = Arc::<Mutex<Vec<_>>>::default();
+        let noted = Arc::clone(&presigned);
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let (service, faults) = (service.clone(), Arc::clone(&failing));
+                let noted = Arc::clone(&noted);
                 let answer = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let query = request.uri().query().unwrap_or_default();
+                    if query.contains("X-Amz-Signature=") {
+                        noted.lock().unwrap().push(request.headers().clone());
+                    }
                     let (service, fault) = (service.clone(), faults.next());
                     async move {
                         match fault {
@@ -149,12 +158,18 @@ impl S3Server {
             folder,
             address,
             faults,
+            presigned,
             serving,
         }
     }
 
     pub fn faults(&self) -> &Faults {
         &self.faults
+    }
+
+    /// The heads of the requests that were allowed by their address, so far.
+    pub fn presigned(&self) -> Vec<hyper::HeaderMap> {
+        self.presigned.lock().unwrap().clone()
     }
 
     /// The vault in this store, below `prefix`.
@@ -179,6 +194,15 @@ impl S3Server {
             ("AWS_ACCESS_KEY_ID", "key".to_owned()),
             ("AWS_SECRET_ACCESS_KEY", "secret".to_owned()),
         ]
+    }
+
+    /// Makes an object that was last written at `time`.
+    pub fn put(&self, path: &str, time: Time) {
+        let path = self.folder.path().join(BUCKET).join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let file = std::fs::File::create(path).unwrap();
+        let since = std::time::Duration::from_micros(time.micros() as u64);
+        file.set_modified(std::time::UNIX_EPOCH + since).unwrap();
     }
 
     /// Every file of the store below `prefix`.

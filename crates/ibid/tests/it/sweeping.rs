@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ibid::export::{Event, RevokedBy, State};
+use ibid::export::{Event, LAST_DOWNLOADS, RevokedBy, State};
 use ibid::ids::{ClaimId, JobId, UserId};
 use ibid::janitor::{SweepError, Swept};
 use ibid::ledger::LedgerError;
-use ibid::vault::Key;
+use ibid::vault::{Key, PROBE_PREFIX};
 use tokio::sync::Notify;
 
 use crate::events::{chat, say};
@@ -23,6 +23,7 @@ on_both!(
     old_records_go_and_free_their_keys,
     a_sweep_goes_on_past_what_cannot_be_deleted,
     a_vault_of_another_ledger_is_left_alone,
+    what_a_killed_doctor_has_left_is_deleted_after_an_hour,
     a_done_export_whose_bytes_are_lost_is_made_again_and_is_the_same,
     a_done_export_that_would_come_out_other_fails,
 );
@@ -131,9 +132,25 @@ async fn an_export_expires_and_its_bytes_go(on: &On) {
         .settle(claim.export.job_id, claim.id, gave_up)
         .await
         .unwrap();
+    // Expired for everybody at its moment; the bytes stay for whom began to read before.
     home.clock
-        .advance(TERMS.retention - Duration::from_micros(1));
-    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+        .advance(TERMS.retention + LAST_DOWNLOADS - Duration::from_micros(1));
+    for all in [false, true] {
+        let janitor = home.janitor();
+        let swept = match all {
+            false => janitor.sweep().await,
+            true => janitor.sweep_all().await,
+        };
+        assert_eq!(swept.unwrap(), Swept::default());
+    }
+    let now = home.clock.now();
+    let mut kept = 0;
+    for job in [done, failed] {
+        assert_eq!(home.find(job).await.export.state_at(now), State::Expired);
+        kept += home.kept(job).len();
+    }
+    // Which of the two was claimed first, and failed, is not said.
+    assert_eq!(kept, 1);
     home.clock.advance(Duration::from_micros(1));
     let swept = home.janitor().sweep().await.unwrap();
     assert_eq!((swept.expired, swept.objects), (2, 1));
@@ -184,7 +201,7 @@ async fn a_withdrawn_export_is_gone_in_every_state(on: &On) {
                     assert_eq!(home.kept(job).len(), 1, "an admin keeps the bytes");
                 }
                 if state == State::Expired {
-                    home.clock.advance(TERMS.retention);
+                    home.clock.advance(TERMS.retention + LAST_DOWNLOADS);
                     home.janitor().sweep().await.unwrap();
                 }
             }
@@ -301,6 +318,25 @@ async fn a_vault_of_another_ledger_is_left_alone(on: &On) {
         "{refused:?}"
     );
     assert_eq!(home.kept(job).len(), 1);
+}
+
+async fn what_a_killed_doctor_has_left_is_deleted_after_an_hour(on: &On) {
+    let home = Installation::on(on).await;
+    let folder = home.exporter.vault.folder().unwrap();
+    let now = Duration::from_micros(home.clock.now().micros() as u64);
+    let leave = |name: &str, ago: u64| {
+        let file = std::fs::File::create(folder.join(name)).unwrap();
+        let at = std::time::UNIX_EPOCH + now - Duration::from_secs(ago);
+        file.set_modified(at).unwrap();
+    };
+    leave(&format!("{PROBE_PREFIX}old"), 3601);
+    leave(&format!("{PROBE_PREFIX}young"), 1800);
+    leave("not-ours", 9999);
+    assert_eq!(home.janitor().sweep().await.unwrap(), Swept::default());
+    assert_eq!(home.janitor().sweep_all().await.unwrap().objects, 1);
+    let there = |name: &str| folder.join(name).exists();
+    assert!(!there(&format!("{PROBE_PREFIX}old")));
+    assert!(there(&format!("{PROBE_PREFIX}young")) && there("not-ours"));
 }
 
 /// The file of a done export, and where it lies.

@@ -386,3 +386,35 @@ fn credentials_in_a_value_are_not_shown() {
         assert!(!problems[0].contains("hunter2"), "{problems:?}");
     }
 }
+
+#[test]
+fn who_sends_downloads_must_have_them() {
+    assert_eq!(flag("offload", "none").settings().offload, Offload::None);
+    for store in ["s3://bucket/x", "gs://bucket", "az://container"] {
+        let case = flag("offload", "presigned").flag("artifacts", store);
+        assert_eq!(case.settings().offload, Offload::Presigned, "{store}");
+    }
+    for bad in ["", "Presigned", "x-accel", "true"] {
+        assert_eq!(reason("offload", bad), "it must be none or presigned");
+    }
+    let case = Case::with_file("offload = \"presigned\"\nartifacts = \"file:/srv/a\"\n");
+    let problems = case.problems();
+    assert_eq!(problems.len(), 1, "{problems:?}");
+    assert_eq!(
+        problems[0],
+        "offload = \"presigned\" (DIR/ibid.toml, line 1) cannot work: artifacts, which is \
+         \"file:/srv/a\" (DIR/ibid.toml, line 2), is a folder, and only an object store serves \
+         downloads by itself; name one (s3://, gs://, az://), or leave offload out"
+    );
+    // Also the folder that nobody has named.
+    let default = flag("offload", "presigned").problems();
+    assert!(default[0].starts_with("offload = \"presigned\" (flag --offload) cannot work"));
+}
+
+#[test]
+fn the_port_of_the_metrics_is_an_address_or_none() {
+    assert_eq!(flag("metrics_listen", "").settings().metrics_listen, None);
+    let given = flag("metrics_listen", "0.0.0.0:9100").settings();
+    assert_eq!(given.metrics_listen, "0.0.0.0:9100".parse().ok());
+    assert!(reason("metrics_listen", "9100").starts_with("it must be IP:PORT"));
+}
