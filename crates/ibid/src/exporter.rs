@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use crate::cut::CutRule;
 use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
-use crate::janitor::{self, Janitor};
+use crate::janitor::{self, Janitor, SweepError};
 use crate::key::IdempotencyKey;
 use crate::ledger::postgres::PostgresLedger;
 use crate::ledger::sqlite::SqliteLedger;
@@ -291,7 +291,12 @@ impl Exporter {
     }
 
     async fn unpin(&self, job: JobId) {
-        if let Err(error) = self.source.unpin(job).await {
+        let unpinning = async {
+            // The pin is the original's if this ledger is a copy.
+            self.ledger.identity().await?;
+            Ok::<_, SweepError>(self.source.unpin(job).await?)
+        };
+        if let Err(error) = unpinning.await {
             tracing::warn!(%job, %error, "the job's pin in the log could not be taken away yet");
         }
     }

@@ -187,6 +187,8 @@ impl Janitor {
 
     async fn sweep_known(&self, failures: &mut Failures) -> Result<Swept, SweepError> {
         let (ledger, vault) = (self.ledger.as_ref(), &self.vault);
+        // A copy that nobody has adopted names what is the original's, and takes nothing away.
+        ledger.identity().await?;
         let mut swept = Swept::default();
         failures.begin();
         loop {
@@ -278,11 +280,15 @@ impl Janitor {
 }
 
 /// Deletes what is kept of `job` and named by nobody; gives how many objects that were.
+///
+/// # Errors
+/// See [`SweepError`]; nothing is deleted where the ledger is a copy ([`Ledger::identity`]).
 pub(crate) async fn tidy(
     ledger: &dyn Ledger,
     vault: &Vault,
     job: JobId,
 ) -> Result<u64, SweepError> {
+    ledger.identity().await?;
     let mut failures = Failures::default();
     let objects = tidy_objects(ledger, vault, job).await?;
     let uploads = give_up_uploads(ledger, vault, Some(job), &mut failures).await?;

@@ -67,6 +67,9 @@ pub trait Ledger: Send + Sync {
     ///
     /// At most one caller gets a job until its lease ends. A worker that overstays finds its
     /// later writes refused with [`LedgerError::LeaseLost`].
+    ///
+    /// # Errors
+    /// [`LedgerError::Unusable`] as [`Ledger::identity`].
     async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError>;
 
     /// Renews the lease of a claim.
@@ -135,7 +138,13 @@ pub trait Ledger: Send + Sync {
     /// How many jobs are not over.
     async fn queue(&self) -> Result<Queue, LedgerError>;
 
-    /// What tells this ledger from others.
+    /// What tells this ledger from others. Whoever deletes what the ledger does not name asks for
+    /// it first.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unusable`] where the ledger is told to be a copy (of a PostgreSQL database) that
+    /// was not adopted: whose the store of artefacts and the pins are is not known then. A copy of
+    /// an SQLite file is like the original and is not noticed.
     async fn identity(&self) -> Result<String, LedgerError>;
 
     /// Stores a token by its digest; gives when it expires.

@@ -79,7 +79,8 @@ impl Worker {
     /// leases are given back.
     ///
     /// # Errors
-    /// Only of a worker that is to end when idle: the ledger has not answered for several looks.
+    /// Only of a worker that is to end when idle: the ledger has not answered for several looks, or
+    /// must not be used as it is.
     pub async fn run(&self, stop: &CancellationToken) -> Result<(), LedgerError> {
         let loops = (0..self.terms.workers).map(|_| self.claim_loop(stop));
         futures::future::try_join_all(loops).await.map(drop)
@@ -98,12 +99,16 @@ impl Worker {
                 }
                 Ok(None) if self.terms.until_idle => return Ok(()),
                 Ok(None) => failures = 0,
-                Err(error) if self.terms.until_idle && failures >= MOST_FAILURES => {
+                Err(error)
+                    if self.terms.until_idle
+                        && (failures >= MOST_FAILURES
+                            || matches!(error, LedgerError::Unusable(_))) =>
+                {
                     return Err(error);
                 }
                 Err(error) => {
                     failures += 1;
-                    tracing::warn!(%error, "the ledger does not answer; trying again");
+                    tracing::warn!(%error, "no export can be taken; trying again");
                 }
             }
             tokio::select! {

@@ -29,7 +29,7 @@ use super::{
 use crate::export::{Change, Event, Export, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
-use crate::postgres::{Pg, PgError, begin, durable};
+use crate::postgres::{IS_ANCHORED, NOT_ANCHORED, Pg, PgError, begin, durable};
 use crate::source::{Sight, Windows};
 use crate::time::{Clock, Time};
 
@@ -378,10 +378,7 @@ impl Ledger for PostgresLedger {
 
     async fn identity(&self) -> Result<String, LedgerError> {
         let client = self.pg.get().await?;
-        let row = client
-            .query_typed_one("SELECT uuid FROM ibid.ledger_identity", &[])
-            .await?;
-        get(&row, "uuid")
+        identity(&**client).await
     }
 
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
@@ -464,6 +461,19 @@ impl Ledger for PostgresLedger {
             .await?;
         Ok(())
     }
+}
+
+/// Asked before anything is claimed or deleted: the identity is copied with the rows.
+async fn identity(client: &(impl GenericClient + Sync)) -> Result<String, LedgerError> {
+    let sql = format!(
+        "SELECT uuid, EXISTS (SELECT FROM ibid.anchor a WHERE {IS_ANCHORED}) AS anchored
+         FROM ibid.ledger_identity"
+    );
+    let row = client.query_typed_one(&sql, &[]).await?;
+    if get(&row, "anchored")? {
+        return get(&row, "uuid");
+    }
+    Err(LedgerError::Unusable(NOT_ANCHORED.to_owned()))
 }
 
 async fn search(

@@ -3,6 +3,7 @@
 mod access;
 mod apart;
 mod continuing;
+mod copied_ledger;
 mod creation;
 mod events;
 mod faults;

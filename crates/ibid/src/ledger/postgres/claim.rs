@@ -4,7 +4,7 @@ use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use super::rows::{COLUMNS, bytes, digest, export_of, get, int, int_of, ints, store, text, texts};
-use super::{PostgresLedger, begin, now};
+use super::{PostgresLedger, begin, identity, now};
 use crate::export::{Event, LONGEST_WAIT, Refused, State};
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
@@ -58,6 +58,7 @@ pub(super) async fn claim(
     let mut passed: Vec<String> = Vec::new();
     loop {
         let tx = begin(&mut client).await?;
+        identity(&*tx).await?;
         let turns = turns(&tx, offer, &passed, now(&*tx, &ledger.clock).await?).await?;
         let Some(first) = turns.users.first() else {
             return Ok(None);
