@@ -14,3 +14,4 @@ mod process;
 #[path = "../../../ibid/tests/it/s3_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod s3_server;
+mod signals;

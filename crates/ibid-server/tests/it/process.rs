@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, answer, sample, sample_later};
@@ -75,19 +76,18 @@ impl Place {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        let mut child = self
-            .command(arguments)
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("it runs");
-        let out = BufReader::new(child.stdout.take().expect("a pipe"));
-        Running { child, out }
+        Running::start(&mut self.command(arguments))
     }
 
     /// A server on a port of its own choice.
     pub fn serve(&self, arguments: &[&str]) -> Served {
+        self.serve_with(arguments, &[])
+    }
+
+    /// As [`Place::serve`], with variables in its environment.
+    pub fn serve_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Served {
         let all = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
-        let mut process = self.start(&all);
+        let mut process = Running::start(self.command(&all).envs(variables.iter().copied()));
         let line = process.line();
         let at = line
             .find("http://")
@@ -114,6 +114,24 @@ impl Drop for Running {
 }
 
 impl Running {
+    pub fn start(command: &mut Command) -> Running {
+        let started = command.stderr(Stdio::null()).spawn();
+        let mut child = started.expect("it runs");
+        let out = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running { child, out }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("told");
+    }
+
+    /// Whether a signal has stopped it for now.
+    pub fn stands_still(&self) -> bool {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), options);
+        status.is_ok_and(|status| status.is_some_and(|status| status.stopped()))
+    }
+
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.out.read_line(&mut line).expect("a line");
@@ -128,8 +146,7 @@ impl Running {
 
     /// SIGTERM; gives the exit code and what was printed until the end.
     pub fn terminate(mut self) -> (Option<i32>, String) {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("told");
+        self.signal(Signal::TERM);
         let mut rest = String::new();
         self.out.read_to_string(&mut rest).expect("output");
         let status = self.child.wait().expect("it ends");
@@ -179,6 +196,17 @@ impl Served {
             .await
             .expect("it goes on")
     }
+}
+
+/// Asks again and again until the answer is yes.
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let asked = tokio::time::timeout(Duration::from_secs(60), asking).await;
+    asked.unwrap_or_else(|_| panic!("it never came to that: {what}"));
 }
 
 fn all() -> Value {

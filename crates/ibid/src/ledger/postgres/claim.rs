@@ -6,6 +6,7 @@ use tokio_postgres::error::SqlState;
 use super::rows::{COLUMNS, bytes, digest, export_of, get, int, int_of, ints, store, text, texts};
 use super::{PostgresLedger, begin, identity, now};
 use crate::export::{Event, LONGEST_WAIT, Refused, State};
+use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::{Clock, Time};
@@ -72,6 +73,7 @@ pub(super) async fn claim(
                 continue;
             }
         };
+        failpoint!("claim.locked");
         let claimed = claim_of(&tx, offer, &user, &ledger.clock).await?;
         // Also without a claim: a job may have failed just now.
         tx.commit().await?;
