@@ -22,7 +22,7 @@ use crate::limits::Limits;
 use crate::link::{KeyRing, Link, LinkError};
 use crate::postgres::{ConnectError, Pg};
 use crate::scope::Request;
-use crate::segment;
+use crate::segment::{self, EncoderId};
 use crate::snapshot::Snapshot;
 use crate::source::postgres::PostgresSource;
 use crate::source::sqlite::SqliteSource;
@@ -243,7 +243,7 @@ impl Exporter {
         let recipe = Recipe {
             format: request.format,
             format_version: segment::FORMAT_VERSION,
-            encoder: segment::ENCODER_ID.to_owned(),
+            encoder: EncoderId::of_new_jobs().as_str().to_owned(),
             cut: self.terms.cut,
         };
         let new = NewExport {

@@ -72,6 +72,15 @@ pub trait Ledger: Send + Sync {
     /// [`LedgerError::Unusable`] as [`Ledger::identity`].
     async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError>;
 
+    /// Notes on jobs that they wait for a worker that has their encoder: those that have been due for
+    /// `patience` and have none of `encoders`, at most `limit`. Gives those that were not noted yet.
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError>;
+
     /// Renews the lease of a claim.
     ///
     /// # Errors

@@ -21,8 +21,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 pub use self::own_tables::OwnTables;
 use crate::contents::{Contents, Pins};
+use crate::next_release;
 
-/// In order; the number of those applied stands in `ibid.schema_version`.
+/// In order; the number of those applied stands in `ibid.schema_version`. Each only adds, so that
+/// programs that know fewer and run already can go on.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
     include_str!("../migrations/postgres/0002_append_functions.sql"),
@@ -255,7 +257,7 @@ impl Pg {
     pub async fn check_schema(&self) -> Result<(), ConnectError> {
         let mut client = self.get().await.map_err(unreachable)?;
         let transaction = begin(&mut client).await.map_err(unreachable)?;
-        let known = MIGRATIONS.len();
+        let known = migrations().len();
         match version(&transaction).await.map_err(unreachable)? {
             None => Err(ConnectError::NotMigrated),
             Some(found) if usize::try_from(found) == Ok(known) => Ok(()),
@@ -286,7 +288,8 @@ impl Pg {
             .await
             .map_err(|e| ConnectError::Migration(e.to_string()))?
             .unwrap_or(0);
-        let known = MIGRATIONS.len();
+        let migrations = migrations();
+        let known = migrations.len();
         let done = usize::try_from(found).unwrap_or(usize::MAX);
         if done > known {
             return Err(ConnectError::Newer { found, known });
@@ -306,7 +309,7 @@ impl Pg {
                 .await
                 .map_err(failed)?;
         }
-        for migration in &MIGRATIONS[done..] {
+        for migration in &migrations[done..] {
             transaction.batch_execute(migration).await.map_err(failed)?;
         }
         let version = i32::try_from(known).unwrap_or(i32::MAX);
@@ -551,6 +554,11 @@ async fn counts(client: &Client) -> Result<(u64, u64), PgError> {
         Ok(u64::try_from(row.try_get::<_, i64>(index)?).unwrap_or(0))
     };
     Ok((count(0)?, count(1)?))
+}
+
+fn migrations() -> Vec<&'static str> {
+    let later = next_release::migration_of_postgres();
+    MIGRATIONS.iter().copied().chain(later).collect()
 }
 
 /// The version of the schema, or `None` if there is none.

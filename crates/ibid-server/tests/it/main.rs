@@ -15,3 +15,4 @@ mod process;
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod s3_server;
 mod signals;
+mod upgrade;

@@ -76,7 +76,7 @@ impl Place {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        Running::start(&mut self.command(arguments))
+        Running::start(self.command(arguments).stderr(Stdio::null()))
     }
 
     /// A server on a port of its own choice.
@@ -87,7 +87,11 @@ impl Place {
     /// As [`Place::serve`], with variables in its environment.
     pub fn serve_with(&self, arguments: &[&str], variables: &[(&str, &str)]) -> Served {
         let all = [&["serve", "--listen", "127.0.0.1:0"], arguments].concat();
-        let mut process = Running::start(self.command(&all).envs(variables.iter().copied()));
+        let mut process = Running::start(
+            self.command(&all)
+                .envs(variables.iter().copied())
+                .stderr(Stdio::null()),
+        );
         let line = process.line();
         let at = line
             .find("http://")
@@ -115,8 +119,7 @@ impl Drop for Running {
 
 impl Running {
     pub fn start(command: &mut Command) -> Running {
-        let started = command.stderr(Stdio::null()).spawn();
-        let mut child = started.expect("it runs");
+        let mut child = command.spawn().expect("it runs");
         let out = BufReader::new(child.stdout.take().expect("a pipe"));
         Running { child, out }
     }
@@ -145,8 +148,15 @@ impl Running {
     }
 
     /// SIGTERM; gives the exit code and what was printed until the end.
-    pub fn terminate(mut self) -> (Option<i32>, String) {
-        self.signal(Signal::TERM);
+    pub fn terminate(self) -> (Option<i32>, String) {
+        self.end(&[Signal::TERM])
+    }
+
+    /// As [`Running::terminate`], with these signals, the last of which ends it.
+    pub fn end(mut self, signals: &[Signal]) -> (Option<i32>, String) {
+        for signal in signals {
+            self.signal(*signal);
+        }
         let mut rest = String::new();
         self.out.read_to_string(&mut rest).expect("output");
         let status = self.child.wait().expect("it ends");
@@ -196,6 +206,12 @@ impl Served {
             .await
             .expect("it goes on")
     }
+}
+
+/// Does something that takes its time on a thread that may wait.
+pub async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.expect("it does not panic")
 }
 
 /// Asks again and again until the answer is yes.

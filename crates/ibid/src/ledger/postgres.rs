@@ -16,7 +16,7 @@ use deadpool_postgres::Object;
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 
-use self::claim::{claim, part_done};
+use self::claim::{claim, part_done, pass_over};
 use self::create::{create, replay, windows_of};
 use self::rows::{
     COLUMNS, bytes, claim_id, export_of, found_of, get, int, ints, job_id, load, part_of,
@@ -122,6 +122,15 @@ impl Ledger for PostgresLedger {
 
     async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError> {
         claim(self, &offer).await
+    }
+
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        pass_over(self, encoders, patience, limit).await
     }
 
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Transaction, params};
 
-use self::claim::{claim, next_job, part_done};
+use self::claim::{claim, foreign_jobs, next_job, part_done, pass_over};
 use self::create::{create, replay, windows};
 use self::rows::{
     COLUMNS, claim_id, count, export_of, job_id, load, part_of, store, unreadable, user_id,
@@ -123,6 +123,26 @@ impl Ledger for SqliteLedger {
         self.db
             .write(move |tx| claim(tx, &offer, clock.now()))
             .await
+    }
+
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        let now = self.clock.now();
+        let encoders = encoders.to_vec();
+        let due_before = now.minus(patience);
+        // Looked for in a read transaction first, as in a claim.
+        let found = self
+            .db
+            .read(move |tx| foreign_jobs(tx, &encoders, due_before, limit))
+            .await?;
+        if found.is_empty() {
+            return Ok(found);
+        }
+        self.db.write(move |tx| pass_over(tx, found, now)).await
     }
 
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {

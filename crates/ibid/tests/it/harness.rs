@@ -21,7 +21,7 @@ use ibid::ledger::{Claim, CreateError, Created, Found, Ledger, Offer, Part};
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
-use ibid::segment::ENCODER_ID;
+use ibid::segment::EncoderId;
 use ibid::source::Source;
 use ibid::source::postgres::PostgresSource;
 use ibid::source::sqlite::SqliteSource;
@@ -505,7 +505,7 @@ pub async fn create(
 /// What a worker of this version asks for.
 pub fn offer(running_per_user: u64) -> Offer {
     Offer {
-        encoders: vec![ENCODER_ID.to_owned()],
+        encoders: vec![EncoderId::of_new_jobs().as_str().to_owned()],
         lease: LEASE,
         terms: TERMS,
         running_per_user,

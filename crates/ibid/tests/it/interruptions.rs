@@ -248,6 +248,15 @@ impl Ledger for InterruptedLedger {
         self.ledger.claim(offer).await
     }
 
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        self.ledger.pass_over(encoders, patience, limit).await
+    }
+
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
         self.step(Step::Renew).await?;
         self.ledger.renew(job, claim, lease).await

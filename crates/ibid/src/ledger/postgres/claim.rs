@@ -1,11 +1,13 @@
 //! Claiming jobs and recording their parts.
 
+use std::time::Duration;
+
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use super::rows::{COLUMNS, bytes, digest, export_of, get, int, int_of, ints, store, text, texts};
 use super::{PostgresLedger, begin, identity, now};
-use crate::export::{Event, LONGEST_WAIT, Refused, State};
+use crate::export::{Change, Event, LONGEST_WAIT, Refused, State};
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
@@ -228,6 +230,39 @@ async fn claim_of(
         .await?;
         return Ok(Some(Claim { id, export }));
     }
+}
+
+pub(super) async fn pass_over(
+    ledger: &PostgresLedger,
+    encoders: &[String],
+    patience: Duration,
+    limit: u32,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut client = ledger.pg.get().await?;
+    let tx = begin(&mut client).await?;
+    let now = now(&*tx, &ledger.clock).await?;
+    let sql = format!(
+        "SELECT {COLUMNS} FROM ibid.export
+         WHERE state = 'queued' AND waiting_type IS NULL AND due_at <= $1 AND encoder <> ALL ($2)
+         LIMIT $3 FOR UPDATE SKIP LOCKED"
+    );
+    let due_before = now.minus(patience).micros();
+    let rows = tx
+        .query_typed(
+            &sql,
+            &[int(&due_before), texts(&encoders), int(&i64::from(limit))],
+        )
+        .await?;
+    let mut passed_over = Vec::new();
+    for row in &rows {
+        let mut export = export_of(row)?;
+        if export.on(Event::PassedOver, now) == Ok(Change::Changed) {
+            store(&tx, &export).await?;
+            passed_over.push(export.job_id);
+        }
+    }
+    tx.commit().await?;
+    Ok(passed_over)
 }
 
 pub(super) async fn part_done(

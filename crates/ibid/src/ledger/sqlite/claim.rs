@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::rows::{job_id, load, store, to_json};
-use crate::export::{Event, LONGEST_WAIT, Refused, State};
+use crate::export::{Change, Event, LONGEST_WAIT, Refused, State};
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::Time;
@@ -98,6 +98,48 @@ pub(super) fn claim(
         return Ok(Some(Claim { id, export }));
     }
     Ok(None)
+}
+
+/// Jobs that have been due since `due_before` and have none of `encoders`, and do not say yet that
+/// they wait for one who has theirs.
+pub(super) fn foreign_jobs(
+    tx: &Transaction<'_>,
+    encoders: &[String],
+    due_before: Time,
+    limit: u32,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut statement = tx.prepare_cached(
+        "SELECT job_id FROM export
+         WHERE state = 'queued' AND state IN ('queued', 'running') AND waiting_type IS NULL
+           AND due_at <= ?1 AND encoder NOT IN (SELECT value FROM json_each(?2))
+         LIMIT ?3",
+    )?;
+    let encoders = to_json(&encoders)?;
+    let mut rows = statement.query(params![due_before.micros(), encoders, limit])?;
+    let mut jobs = Vec::new();
+    while let Some(row) = rows.next()? {
+        jobs.push(job_id(&row.get::<_, String>(0)?)?);
+    }
+    Ok(jobs)
+}
+
+/// Notes it on those of `jobs` that nobody has taken meanwhile.
+pub(super) fn pass_over(
+    tx: &Transaction<'_>,
+    jobs: Vec<JobId>,
+    now: Time,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut passed_over = Vec::new();
+    for job in jobs {
+        let Some(mut export) = load(tx, job)? else {
+            continue;
+        };
+        if export.on(Event::PassedOver, now) == Ok(Change::Changed) {
+            store(tx, &export)?;
+            passed_over.push(job);
+        }
+    }
+    Ok(passed_over)
 }
 
 pub(super) fn part_done(tx: &Transaction<'_>, job: JobId, part: &Part) -> Result<(), LedgerError> {
