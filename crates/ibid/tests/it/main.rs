@@ -6,6 +6,7 @@ mod continuing;
 mod copied_ledger;
 mod creation;
 mod events;
+mod fairness;
 mod faults;
 mod generate;
 mod golden;
