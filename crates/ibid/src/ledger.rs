@@ -121,10 +121,11 @@ pub trait Ledger: Send + Sync {
     async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError>;
 
     /// Uploads (of one job, or of all) whose claim is no longer current and which did not become
-    /// the artefact, at most `limit`.
+    /// the artefact, in the order of their ids, from behind the one at `after`, at most `limit`.
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError>;
 
@@ -134,8 +135,13 @@ pub trait Ledger: Send + Sync {
     /// Lets jobs expire whose retention has passed, at most `limit`, and gives them.
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError>;
 
-    /// Jobs whose bytes are to be deleted and are not yet, at most `limit`, with since when.
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError>;
+    /// Jobs whose bytes are to be deleted and are not yet, with since when, in the order of their ids,
+    /// from behind `after`, at most `limit`.
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError>;
 
     /// Notes that the bytes of a job are deleted, and that nobody writes any more.
     async fn purged(&self, job: JobId) -> Result<(), LedgerError>;

@@ -250,8 +250,10 @@ impl Ledger for PostgresLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        let after = after.map_or_else(Default::default, |it| (it.job_id.to_string(), it.id));
         let client = self.pg.get().await?;
         let rows = client
             .query_typed(
@@ -260,10 +262,13 @@ impl Ledger for PostgresLedger {
                    AND NOT EXISTS (SELECT FROM ibid.export
                                    WHERE export.job_id = upload.job_id
                                      AND export.claim = upload.claim)
+                   AND (job_id, upload_id) > ($3, $4)
                  ORDER BY job_id, upload_id LIMIT $2",
                 &[
                     text(&job.map(|job| job.to_string())),
                     int(&i64::from(limit)),
+                    text(&after.0),
+                    text(&after.1),
                 ],
             )
             .await?;
@@ -313,13 +318,19 @@ impl Ledger for PostgresLedger {
         Ok(expired)
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        let after = after.map_or_else(String::new, |job| job.to_string());
         let client = self.pg.get().await?;
         let rows = client
             .query_typed(
                 "SELECT job_id, coalesce(revoked_at, expires_at, created_at) AS since
-                 FROM ibid.export WHERE purging AND NOT purged ORDER BY job_id LIMIT $1",
-                &[int(&i64::from(limit))],
+                 FROM ibid.export WHERE purging AND NOT purged AND job_id > $2
+                 ORDER BY job_id LIMIT $1",
+                &[int(&i64::from(limit)), text(&after)],
             )
             .await?;
         let purges = rows.iter().map(|row| {

@@ -264,8 +264,10 @@ impl Ledger for SqliteLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        let after = after.map_or_else(Default::default, |it| (it.job_id.to_string(), it.id));
         self.db
             .read(move |tx| {
                 let mut statement = tx.prepare_cached(
@@ -274,9 +276,11 @@ impl Ledger for SqliteLedger {
                        AND NOT EXISTS (SELECT 1 FROM export
                                        WHERE export.job_id = upload.job_id
                                          AND export.claim = upload.claim)
+                       AND (job_id, upload_id) > (?3, ?4)
                      ORDER BY job_id, upload_id LIMIT ?2",
                 )?;
-                let mut rows = statement.query(params![job.map(|job| job.to_string()), limit])?;
+                let job = job.map(|job| job.to_string());
+                let mut rows = statement.query(params![job, limit, after.0, after.1])?;
                 let mut uploads = Vec::new();
                 while let Some(row) = rows.next()? {
                     uploads.push(AbandonedUpload {
@@ -342,14 +346,19 @@ impl Ledger for SqliteLedger {
             .await
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        let after = after.map_or_else(String::new, |job| job.to_string());
         self.db
             .read(move |tx| {
                 let mut statement = tx.prepare_cached(
                     "SELECT job_id, coalesce(revoked_at, expires_at, created_at) FROM export
-                     WHERE purging = 1 AND purged = 0 ORDER BY job_id LIMIT ?1",
+                     WHERE purging = 1 AND purged = 0 AND job_id > ?2 ORDER BY job_id LIMIT ?1",
                 )?;
-                let mut rows = statement.query([limit])?;
+                let mut rows = statement.query(params![limit, after])?;
                 let mut purges = Vec::new();
                 while let Some(row) = rows.next()? {
                     let job = job_id(&row.get::<_, String>(0)?)?;

@@ -298,9 +298,10 @@ impl Ledger for InterruptedLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
-        self.ledger.abandoned_uploads(job, limit).await
+        self.ledger.abandoned_uploads(job, after, limit).await
     }
 
     async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError> {
@@ -311,8 +312,12 @@ impl Ledger for InterruptedLedger {
         self.ledger.expire(limit).await
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
-        self.ledger.purges(limit).await
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        self.ledger.purges(after, limit).await
     }
 
     async fn purged(&self, job: JobId) -> Result<(), LedgerError> {
