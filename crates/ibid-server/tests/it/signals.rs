@@ -99,6 +99,23 @@ async fn held(drain_seconds: &str) -> Held {
     }
 }
 
+/// The exit code of a process that ends, given `signal` again and again.
+async fn ended(process: &mut Running, signal: Option<Signal>) -> Option<i32> {
+    let ending = async {
+        loop {
+            if let Some(status) = process.child.try_wait().expect("it is ours") {
+                return status.code();
+            }
+            if let Some(signal) = signal {
+                process.signal(signal);
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let ending = tokio::time::timeout(Duration::from_secs(60), ending).await;
+    ending.expect("it ends")
+}
+
 impl Held {
     async fn heartbeat(&self) -> Value {
         let mut list = self.place.command(&["admin", "list", "--json"]);
@@ -131,19 +148,8 @@ async fn a_worker_that_is_told_to_stop_keeps_its_lease_for_what_is_in_hand_and_a
         })
         .await;
     }
-    let mut ended = held.worker.child.try_wait().expect("it is ours");
-    assert_eq!(ended, None);
     // Two signals in a row may come as one.
-    let ending = async {
-        while ended.is_none() {
-            held.worker.signal(Signal::TERM);
-            tokio::time::sleep(Duration::from_millis(20)).await;
-            ended = held.worker.child.try_wait().expect("it is ours");
-        }
-    };
-    let ending = tokio::time::timeout(Duration::from_secs(60), ending).await;
-    ending.expect("it ends");
-    assert_eq!(ended.and_then(|status| status.code()), Some(1));
+    assert_eq!(ended(&mut held.worker, Some(Signal::TERM)).await, Some(1));
     held.goes_on_elsewhere().await;
 }
 
@@ -152,16 +158,7 @@ async fn a_worker_that_is_told_to_stop_does_not_wait_longer_than_it_may() {
     for drain_seconds in ["0", "1"] {
         let mut held = held(drain_seconds).await;
         held.worker.signal(Signal::TERM);
-        let mut ended = None;
-        let ending = async {
-            while ended.is_none() {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-                ended = held.worker.child.try_wait().expect("it is ours");
-            }
-        };
-        let ending = tokio::time::timeout(Duration::from_secs(60), ending).await;
-        ending.expect("it ends by itself");
-        assert_eq!(ended.and_then(|status| status.code()), Some(1));
+        assert_eq!(ended(&mut held.worker, None).await, Some(1));
         let said = std::fs::read_to_string(&held.said).expect("what it said");
         assert!(said.contains("--drain-seconds"), "{said}");
         held.goes_on_elsewhere().await;
@@ -208,23 +205,22 @@ async fn takes_nobody(served: &Served) {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_told_to_stop_ends_a_download_that_goes_on_and_takes_no_other() {
     let place = Place::new();
-    let (served, mut stream, done) = downloading(&place, "3600").await;
+    let (mut served, mut stream, done) = downloading(&place, "3600").await;
     served.process.signal(Signal::TERM);
     takes_nobody(&served).await;
     let mut file = Vec::new();
     stream.read_to_end(&mut file).await.expect("all of it");
     assert_eq!(file.len() as u64, done["bytes"].as_u64().expect("a length"));
     assert_eq!(hex::encode(Sha256::digest(&file)), done["sha256"]);
-    let (code, _) = on_thread(|| served.process.end(&[])).await;
-    assert_eq!(code, Some(0));
+    assert_eq!(ended(&mut served.process, None).await, Some(0));
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_told_to_stop_cuts_a_download_that_takes_longer_than_it_may() {
     let place = Place::new();
-    let (served, mut stream, done) = downloading(&place, "1").await;
-    let (code, _) = on_thread(|| served.process.terminate()).await;
-    assert_eq!(code, Some(0));
+    let (mut served, mut stream, done) = downloading(&place, "1").await;
+    served.process.signal(Signal::TERM);
+    assert_eq!(ended(&mut served.process, None).await, Some(0));
     let mut file = Vec::new();
     // Whether it ends or breaks off, it is told from a whole one by its length.
     let _ = stream.read_to_end(&mut file).await;

@@ -34,7 +34,7 @@ impl Release {
 }
 
 /// Of parts of 20 messages, so that whoever works on it can be stopped in the middle.
-const MESSAGES: usize = 4_000;
+const MESSAGES: usize = 3_000;
 const CUT: [&str; 2] = ["--part-messages", "20"];
 const USERS: usize = 40;
 

@@ -48,8 +48,11 @@ async fn copied(home: &Installation) -> (Database, JobId, JobId) {
             }
         }
     });
+    // And the bytes of a third one are there, whole.
     until("two parts are recorded", async || {
-        home.parts(begun).await.len() == 2
+        let kept = home.kept(begun);
+        let whole = kept.last().is_some_and(|it| it.ends_with("/part-000002"));
+        whole && home.parts(begun).await.len() == 2
     })
     .await;
     recorded.cancel();

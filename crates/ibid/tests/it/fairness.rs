@@ -1,6 +1,6 @@
 //! One user's ten thousand jobs, and one job of another.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ibid::export::Event;
 use ibid::ids::JobId;
@@ -56,7 +56,7 @@ async fn claim_some(home: &Installation, ledger: &dyn Ledger) {
     let mut times = Vec::new();
     for _ in 0..CLAIMS {
         home.clock.advance(Duration::from_millis(1));
-        let started = Instant::now();
+        let started = tokio::time::Instant::now();
         ledger.claim(offer(0)).await.unwrap().unwrap();
         times.push(started.elapsed());
     }
