@@ -136,6 +136,10 @@ pub fn load(flags: &Flags) -> Result<Config, Failure> {
     if let Some(point) = environment.get("IBID_TEST_FAILPOINT") {
         ibid::failpoint::arm(point).map_err(Failure::usage)?;
     }
+    #[cfg(feature = "next-release")]
+    if environment.get("IBID_TEST_RELEASE") == Some("next") {
+        ibid::next_release::begin();
+    }
     let config = Config::resolve(flags, &environment)?;
     for warning in config.warnings() {
         tracing::warn!("{warning}");

@@ -177,6 +177,8 @@ pub struct Export {
 pub enum Event {
     /// A worker takes it.
     Claimed { claim: ClaimId, until: Time },
+    /// Workers that were free have let it lie for some time, since they do not have its encoder.
+    PassedOver,
     /// The worker that holds it is told to stop and gives it back.
     GivenBack,
     /// The worker that holds it let its lease end.
@@ -211,6 +213,9 @@ pub const LONGEST_WAIT: std::time::Duration = std::time::Duration::from_secs(60)
 /// else the export has expired at the moment that was told.
 pub const LAST_DOWNLOADS: std::time::Duration = std::time::Duration::from_secs(3600);
 
+/// The kind of problem that a job waits with for a worker that has its encoder.
+const NO_ENCODER: &str = "encoder-missing";
+
 /// The rules that an event is judged by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
@@ -238,6 +243,7 @@ impl Export {
     /// | event | queued | running | done | failed | revoked | expired |
     /// |---|---|---|---|---|---|---|
     /// | Claimed | running | - | - | - | - | - |
+    /// | PassedOver | (waits) | - | - | - | - | - |
     /// | GivenBack | - | queued | - | - | - | - |
     /// | Lapsed, Faltered | - | queued, or failed after `max_attempts` | - | - | - | - |
     /// | Hindered | - | queued | - | - | - | - |
@@ -257,11 +263,32 @@ impl Export {
                 self.state = State::Running;
                 self.attempts += 1;
                 self.started_at.get_or_insert(now);
+                // Who takes it has it.
+                self.waiting
+                    .take_if(|waiting| waiting.problem.kind == NO_ENCODER);
                 self.lease = Some(Lease {
                     claim,
                     until,
                     renewed_at: now,
                     progressed: false,
+                });
+            }
+            (State::Queued, Event::PassedOver) => {
+                if self.waiting.is_some() {
+                    return Ok(Change::Unchanged);
+                }
+                let problem = Problem {
+                    kind: NO_ENCODER.to_owned(),
+                    detail: format!(
+                        "A worker that was free could not take the export, because it does not \
+                         have the encoder {:?}. One of the version of ibid that created the export \
+                         goes on with it; let one run.",
+                        self.recipe.encoder
+                    ),
+                };
+                self.waiting = Some(Waiting {
+                    problem,
+                    since: now,
                 });
             }
             (State::Running, Event::GivenBack) => self.back_to_queue(now),
@@ -364,7 +391,7 @@ impl Export {
             }
             (
                 State::Running | State::Done | State::Failed | State::Revoked | State::Expired,
-                Event::Claimed { .. },
+                Event::Claimed { .. } | Event::PassedOver,
             )
             | (
                 State::Queued | State::Done | State::Failed | State::Revoked | State::Expired,
@@ -548,6 +575,7 @@ mod tests {
             Event::Restored,
             Event::Retried,
             Event::Expired,
+            Event::PassedOver,
         ]
     }
 
@@ -573,7 +601,7 @@ mod tests {
     fn every_pair_of_state_and_event_does_what_the_table_says() {
         use State::{Done, Expired, Failed, Queued, Revoked, Running};
         // None: refused. The order of events is that of `events()`.
-        let table: [(State, [Option<State>; 11]); 6] = [
+        let table: [(State, [Option<State>; 12]); 6] = [
             (
                 Queued,
                 [
@@ -588,6 +616,7 @@ mod tests {
                     None,
                     None,
                     None,
+                    Some(Queued),
                 ],
             ),
             (
@@ -601,6 +630,7 @@ mod tests {
                     Some(Failed),
                     Some(Done),
                     Some(Revoked),
+                    None,
                     None,
                     None,
                     None,
@@ -620,6 +650,7 @@ mod tests {
                     None,
                     Some(Queued),
                     Some(Expired),
+                    None,
                 ],
             ),
             (
@@ -636,6 +667,7 @@ mod tests {
                     None,
                     Some(Queued),
                     Some(Expired),
+                    None,
                 ],
             ),
             (
@@ -652,6 +684,7 @@ mod tests {
                     Some(Done),
                     None,
                     None,
+                    None,
                 ],
             ),
             (
@@ -665,6 +698,7 @@ mod tests {
                     None,
                     None,
                     Some(Expired),
+                    None,
                     None,
                     None,
                     None,
@@ -749,6 +783,28 @@ mod tests {
             assert_eq!(export.attempts, attempt);
         }
         assert_eq!(export.waiting.as_ref().unwrap().since, NOW);
+    }
+
+    #[test]
+    fn one_that_was_passed_over_waits_for_its_encoder_until_somebody_has_it() {
+        let mut export = queued();
+        assert_eq!(export.on(Event::PassedOver, NOW), Ok(Change::Changed));
+        let waiting = export.waiting.clone().unwrap();
+        assert_eq!(waiting.problem.kind, NO_ENCODER);
+        assert!(waiting.problem.detail.contains(&export.recipe.encoder));
+        assert_eq!((export.due_at, export.attempts), (NOW, 0));
+        let later = NOW.plus(Duration::from_secs(1));
+        assert_eq!(export.on(Event::PassedOver, later), Ok(Change::Unchanged));
+        assert_eq!(export.waiting.as_ref(), Some(&waiting));
+        export.on(events()[0].clone(), later).unwrap();
+        assert_eq!(export.waiting, None);
+
+        // Why it has waited before is told until it is over.
+        export.on(events()[4].clone(), later).unwrap();
+        let waiting = export.waiting.clone();
+        assert_eq!(export.on(Event::PassedOver, later), Ok(Change::Unchanged));
+        export.on(events()[0].clone(), later).unwrap();
+        assert_eq!(export.waiting, waiting);
     }
 
     #[test]

@@ -14,14 +14,14 @@ use tokio::sync::Notify;
 use crate::cut::CutRule;
 use crate::export::{Artefact, Change, Event, Export, Recipe, RevokedBy, State};
 use crate::ids::{ClaimId, JobId, UserId};
-use crate::janitor::{self, Janitor};
+use crate::janitor::{self, Janitor, SweepError};
 use crate::key::IdempotencyKey;
 use crate::ledger::{CreateError, Created, Cursor, Found, Ledger, LedgerError, NewExport};
 use crate::limits::Limits;
 use crate::link::{KeyRing, Link, LinkError};
 use crate::postgres::Pg;
 use crate::scope::Request;
-use crate::segment;
+use crate::segment::{self, EncoderId};
 use crate::snapshot::Snapshot;
 use crate::source::{Source, SourceError};
 use crate::time::Time;
@@ -229,7 +229,7 @@ impl Exporter {
         let recipe = Recipe {
             format: request.format,
             format_version: segment::FORMAT_VERSION,
-            encoder: segment::ENCODER_ID.to_owned(),
+            encoder: EncoderId::of_new_jobs().as_str().to_owned(),
             cut: self.terms.cut,
         };
         let new = NewExport {
@@ -277,7 +277,12 @@ impl Exporter {
     }
 
     async fn unpin(&self, job: JobId) {
-        if let Err(error) = self.source.unpin(job).await {
+        let unpinning = async {
+            // The pin is the original's if this ledger is a copy.
+            self.ledger.identity().await?;
+            Ok::<_, SweepError>(self.source.unpin(job).await?)
+        };
+        if let Err(error) = unpinning.await {
             tracing::warn!(%job, %error, "the job's pin in the log could not be taken away yet");
         }
     }

@@ -20,7 +20,8 @@ mod armed {
     use rustix::process::{Signal, getpid, kill_process};
 
     /// All points, in the order of an attempt's life, then those of a sweep.
-    pub const NAMES: [&str; 25] = [
+    pub const NAMES: [&str; 26] = [
+        "claim.locked",
         "attempt.claimed",
         "lease.renewed",
         "part.encoded",

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Export, State};
@@ -30,9 +31,10 @@ const LAST_WRITES: Duration = Duration::from_secs(600);
 /// How many rows one transaction takes.
 const BATCH: u32 = 100;
 
-/// After so many failures in a row, what failed is away as a whole, and each further try would wait
-/// for it.
+/// After so many failures in a row that took so long together, what failed is away as a whole, and
+/// each further try would wait for it. Those that fail at once keep nobody waiting, however many.
 const MOST_FAILURES: usize = 10;
+const MOST_WAITED: Duration = Duration::from_secs(10);
 
 /// How long a pin is left alone: its job may be about to be created.
 const PIN_PATIENCE: Duration = Duration::from_secs(3600);
@@ -102,19 +104,22 @@ pub enum SweepError {
 struct Failures {
     first: Option<SweepError>,
     in_a_row: usize,
+    /// When the last step began that was none of those in a row.
+    since: Option<Instant>,
 }
 
 impl Failures {
     /// Begins with things of another kind.
     fn begin(&mut self) {
         self.in_a_row = 0;
+        self.since = Some(Instant::now());
     }
 
     /// Notes how a step has ended.
     fn pass<T>(&mut self, step: Result<T, impl Into<SweepError>>) -> Option<T> {
         match step {
             Ok(done) => {
-                self.in_a_row = 0;
+                self.begin();
                 Some(done)
             }
             Err(error) => {
@@ -127,7 +132,8 @@ impl Failures {
 
     /// Whether so many have failed that the next of their kind would, too.
     fn are_many(&self) -> bool {
-        self.in_a_row >= MOST_FAILURES
+        let waited = self.since.map(|since| since.elapsed());
+        self.in_a_row >= MOST_FAILURES && waited >= Some(MOST_WAITED)
     }
 
     fn end(self, swept: Swept) -> Result<Swept, SweepError> {
@@ -144,7 +150,7 @@ impl Failures {
 impl Janitor {
     /// Sweeps again and again until `stop`: often what the ledger knows of, seldom all.
     pub async fn run(&self, stop: &CancellationToken) {
-        let mut all_at = tokio::time::Instant::now();
+        let mut all_at = Instant::now();
         loop {
             let mut noise = [0; 1];
             let _ = getrandom::fill(&mut noise);
@@ -171,7 +177,7 @@ impl Janitor {
             }
             if all {
                 // Also after a failure, which may last, and all of it is much to list.
-                all_at = tokio::time::Instant::now();
+                all_at = Instant::now();
             }
         }
     }
@@ -190,6 +196,8 @@ impl Janitor {
 
     async fn sweep_known(&self, failures: &mut Failures) -> Result<Swept, SweepError> {
         let (ledger, vault) = (self.ledger.as_ref(), &self.vault);
+        // A copy that nobody has adopted names what is the original's, and takes nothing away.
+        ledger.identity().await?;
         let mut swept = Swept::default();
         failures.begin();
         loop {
@@ -206,25 +214,41 @@ impl Janitor {
                 break;
             }
         }
-        failures.begin();
-        let settled = ledger.now().await?.minus(LAST_WRITES);
-        for (job, since) in ledger.purges(BATCH * 10).await? {
-            if failures.are_many() {
-                break;
-            }
-            let Some(objects) = failures.pass(tidy_objects(ledger, vault, job).await) else {
-                continue;
-            };
-            swept.objects += objects;
-            failpoint!("purge.tidied");
-            if since <= settled {
-                ledger.purged(job).await?;
-                failpoint!("purge.noted");
-            }
-        }
-        failures.begin();
+        swept.objects = self.purge(failures).await?;
         swept.uploads = give_up_uploads(ledger, vault, None, failures).await?;
         Ok(swept)
+    }
+
+    /// Deletes the bytes of all jobs that are to be purged; gives how many objects that were.
+    async fn purge(&self, failures: &mut Failures) -> Result<u64, SweepError> {
+        let (ledger, vault) = (self.ledger.as_ref(), &self.vault);
+        failures.begin();
+        let settled = ledger.now().await?.minus(LAST_WRITES);
+        let mut deleted = 0;
+        let mut after = None;
+        loop {
+            // Those that stay, because somebody may still write or they cannot be deleted, are passed
+            // over by their ids, so that none of the others waits for them.
+            let purges = ledger.purges(after, BATCH).await?;
+            for (job, since) in &purges {
+                if failures.are_many() {
+                    return Ok(deleted);
+                }
+                let Some(objects) = failures.pass(tidy_objects(ledger, vault, *job).await) else {
+                    continue;
+                };
+                deleted += objects;
+                failpoint!("purge.tidied");
+                if *since <= settled {
+                    ledger.purged(*job).await?;
+                    failpoint!("purge.noted");
+                }
+            }
+            after = purges.last().map(|(job, _)| *job);
+            if purges.len() < BATCH as usize {
+                return Ok(deleted);
+            }
+        }
     }
 
     /// Sweeps everything, what nobody knows of too: lists the whole vault.
@@ -284,11 +308,15 @@ impl Janitor {
 }
 
 /// Deletes what is kept of `job` and named by nobody; gives how many objects that were.
+///
+/// # Errors
+/// See [`SweepError`]; nothing is deleted where the ledger is a copy ([`Ledger::identity`]).
 pub(crate) async fn tidy(
     ledger: &dyn Ledger,
     vault: &Vault,
     job: JobId,
 ) -> Result<u64, SweepError> {
+    ledger.identity().await?;
     let mut failures = Failures::default();
     let objects = tidy_objects(ledger, vault, job).await?;
     let uploads = give_up_uploads(ledger, vault, Some(job), &mut failures).await?;
@@ -348,10 +376,11 @@ async fn give_up_uploads(
     job: Option<JobId>,
     failures: &mut Failures,
 ) -> Result<u64, SweepError> {
+    failures.begin();
     let mut given_up = 0;
+    let mut after = None;
     loop {
-        let uploads = ledger.abandoned_uploads(job, BATCH).await?;
-        let before = given_up;
+        let uploads = ledger.abandoned_uploads(job, after, BATCH).await?;
         for upload in &uploads {
             if failures.are_many() {
                 return Ok(given_up);
@@ -369,8 +398,9 @@ async fn give_up_uploads(
                 given_up += 1;
             }
         }
-        if uploads.len() < BATCH as usize || given_up == before {
+        if uploads.len() < BATCH as usize {
             return Ok(given_up);
         }
+        after = uploads.into_iter().next_back();
     }
 }

@@ -67,7 +67,19 @@ pub trait Ledger: Send + Sync {
     ///
     /// At most one caller gets a job until its lease ends. A worker that overstays finds its
     /// later writes refused with [`LedgerError::LeaseLost`].
+    ///
+    /// # Errors
+    /// [`LedgerError::Unusable`] as [`Ledger::identity`].
     async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError>;
+
+    /// Notes on jobs that they wait for a worker that has their encoder: those that have been due for
+    /// `patience` and have none of `encoders`, at most `limit`. Gives those that were not noted yet.
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError>;
 
     /// Renews the lease of a claim.
     ///
@@ -109,10 +121,11 @@ pub trait Ledger: Send + Sync {
     async fn upload_begun(&self, job: JobId, claim: ClaimId, id: &str) -> Result<(), LedgerError>;
 
     /// Uploads (of one job, or of all) whose claim is no longer current and which did not become
-    /// the artefact, at most `limit`.
+    /// the artefact, in the order of their ids, from behind the one at `after`, at most `limit`.
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError>;
 
@@ -124,8 +137,13 @@ pub trait Ledger: Send + Sync {
     /// bytes any more.
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError>;
 
-    /// Jobs whose bytes are to be deleted and are not yet, at most `limit`, with since when.
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError>;
+    /// Jobs whose bytes are to be deleted and are not yet, with since when, in the order of their ids,
+    /// from behind `after`, at most `limit`.
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError>;
 
     /// Notes that the bytes of a job are deleted, and that nobody writes any more.
     async fn purged(&self, job: JobId) -> Result<(), LedgerError>;
@@ -137,7 +155,13 @@ pub trait Ledger: Send + Sync {
     /// How many jobs are not over.
     async fn queue(&self) -> Result<Queue, LedgerError>;
 
-    /// What tells this ledger from others.
+    /// What tells this ledger from others. Whoever deletes what the ledger does not name asks for
+    /// it first.
+    ///
+    /// # Errors
+    /// [`LedgerError::Unusable`] where the ledger is told to be a copy (of a PostgreSQL database) that
+    /// was not adopted: whose the store of artefacts and the pins are is not known then. A copy of
+    /// an SQLite file is like the original and is not noticed.
     async fn identity(&self) -> Result<String, LedgerError>;
 
     /// Stores a token by its digest; gives when it expires.

@@ -19,6 +19,7 @@ pub mod key;
 pub mod ledger;
 pub mod limits;
 pub mod link;
+pub mod next_release;
 pub mod parts;
 pub mod postgres;
 pub mod render;

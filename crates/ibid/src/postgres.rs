@@ -21,8 +21,10 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 pub use self::own_tables::OwnTables;
 use crate::contents::{Contents, Pins};
+use crate::next_release;
 
-/// In order; the number of those applied stands in `ibid.schema_version`.
+/// In order; the number of those applied stands in `ibid.schema_version`. Each only adds, so that
+/// programs that know fewer and run already can go on.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/postgres/0001_log_and_ledger.sql"),
     include_str!("../migrations/postgres/0002_append_functions.sql"),
@@ -41,6 +43,18 @@ const MIGRATION_LOCK: i64 = 0x6962_6964_0001;
 
 /// Connections of one process.
 const CONNECTIONS: usize = 16;
+
+/// Whether the database is the one that ibid has worked in, of its row `a` in `ibid.anchor`: a
+/// restored dump, a logical copy and an upgraded cluster have another number, or are another
+/// database of the same one. A copy of a server's files (a base backup, a disk's snapshot) is not
+/// told from the original.
+pub(crate) const IS_ANCHORED: &str = "
+    a.system_identifier = (SELECT system_identifier FROM pg_control_system())
+    AND a.database_oid = (SELECT oid FROM pg_database WHERE datname = current_database())";
+
+pub(crate) const NOT_ANCHORED: &str = "this database is not the one that ibid has worked in (it \
+     was restored, copied or upgraded), so no export is created or worked on and nothing is \
+     deleted; run `ibid admin adopt` once nobody uses the other one";
 
 /// How long it takes until a lost connection is made again on which jobs are listened for.
 const LISTEN_AGAIN: Duration = Duration::from_secs(1);
@@ -242,11 +256,8 @@ impl Pg {
     /// It is missing, older or newer.
     pub async fn check_schema(&self) -> Result<(), ConnectError> {
         let mut client = self.get().await.map_err(unreachable)?;
-        let transaction = client
-            .transaction()
-            .await
-            .map_err(|e| unreachable(e.into()))?;
-        let known = MIGRATIONS.len();
+        let transaction = begin(&mut client).await.map_err(unreachable)?;
+        let known = migrations().len();
         match version(&transaction).await.map_err(unreachable)? {
             None => Err(ConnectError::NotMigrated),
             Some(found) if usize::try_from(found) == Ok(known) => Ok(()),
@@ -265,7 +276,7 @@ impl Pg {
     pub async fn migrate(&self) -> Result<usize, ConnectError> {
         let failed = |e: tokio_postgres::Error| ConnectError::Migration(describe(&e));
         let mut client = self.get().await.map_err(unreachable)?;
-        let transaction = client.transaction().await.map_err(failed)?;
+        let transaction = begin(&mut client).await.map_err(unreachable)?;
         transaction
             .execute_typed(
                 "SELECT pg_advisory_xact_lock($1)",
@@ -277,7 +288,8 @@ impl Pg {
             .await
             .map_err(|e| ConnectError::Migration(e.to_string()))?
             .unwrap_or(0);
-        let known = MIGRATIONS.len();
+        let migrations = migrations();
+        let known = migrations.len();
         let done = usize::try_from(found).unwrap_or(usize::MAX);
         if done > known {
             return Err(ConnectError::Newer { found, known });
@@ -297,7 +309,7 @@ impl Pg {
                 .await
                 .map_err(failed)?;
         }
-        for migration in &MIGRATIONS[done..] {
+        for migration in &migrations[done..] {
             transaction.batch_execute(migration).await.map_err(failed)?;
         }
         let version = i32::try_from(known).unwrap_or(i32::MAX);
@@ -349,24 +361,22 @@ impl Pg {
             true => counts(&client).await.map_err(unreachable)?,
             false => (0, 0),
         };
+        let sql = format!(
+            "SELECT pg_is_in_recovery(),
+                    EXISTS (SELECT FROM ibid.anchor a WHERE {IS_ANCHORED}),
+                    (SELECT count(*) FROM ibid.export),
+                    EXISTS (SELECT FROM ibid.import WHERE first AND NOT finished),
+                    EXISTS (SELECT FROM pg_stat_replication)
+                        AND current_setting('synchronous_standby_names') = '',
+                    current_setting('fsync')::boolean,
+                    (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint
+                     FROM pg_stat_user_tables
+                     WHERE schemaname = 'ibid' AND relname IN ('message', 'revision')),
+                    (SELECT count(*) FROM ibid.export WHERE state = 'done' AND expires_at
+                         > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+        );
         let row = client
-            .query_typed_one(
-                "SELECT pg_is_in_recovery(),
-                        EXISTS (SELECT FROM ibid.anchor a, pg_control_system() s, pg_database d
-                                WHERE d.datname = current_database() AND d.oid = a.database_oid
-                                  AND s.system_identifier = a.system_identifier),
-                        (SELECT count(*) FROM ibid.export),
-                        EXISTS (SELECT FROM ibid.import WHERE first AND NOT finished),
-                        EXISTS (SELECT FROM pg_stat_replication)
-                            AND current_setting('synchronous_standby_names') = '',
-                        current_setting('fsync')::boolean,
-                        (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0)::bigint
-                         FROM pg_stat_user_tables
-                         WHERE schemaname = 'ibid' AND relname IN ('message', 'revision')),
-                        (SELECT count(*) FROM ibid.export WHERE state = 'done' AND expires_at
-                             > (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)",
-                &[],
-            )
+            .query_typed_one(&sql, &[])
             .await
             .map_err(|e| unreachable(e.into()))?;
         let count = |index: usize| u64::try_from(row.get::<_, i64>(index)).unwrap_or(0);
@@ -402,8 +412,12 @@ impl Pg {
         })
     }
 
-    /// Takes this database for the one in which the log lives on: after a dump was restored, a
-    /// logical copy has become the main one, or the server was upgraded.
+    /// Takes this database for the one in which the log and the ledger live on: after a dump was
+    /// restored, a logical copy has become the main one, or the server was upgraded.
+    ///
+    /// The ledger keeps its identity, and with it its store of artefacts and its pins in a log that
+    /// lies elsewhere: they are this database's from then on. If the original goes on as well, each
+    /// deletes from a shared store what only the other one names.
     ///
     /// The transactions stored in the log are then those of another database, so everything that
     /// is in it counts as committed, for all later snapshots; and new entries get numbers above
@@ -417,7 +431,7 @@ impl Pg {
         let failed = |e: tokio_postgres::Error| ConnectError::Adoption(describe(&e));
         self.check_schema().await?;
         let mut client = self.get().await.map_err(unreachable)?;
-        let transaction = client.transaction().await.map_err(failed)?;
+        let transaction = begin(&mut client).await.map_err(unreachable)?;
         let standby = transaction
             .query_typed_one("SELECT pg_is_in_recovery()", &[])
             .await
@@ -540,6 +554,11 @@ async fn counts(client: &Client) -> Result<(u64, u64), PgError> {
         Ok(u64::try_from(row.try_get::<_, i64>(index)?).unwrap_or(0))
     };
     Ok((count(0)?, count(1)?))
+}
+
+fn migrations() -> Vec<&'static str> {
+    let later = next_release::migration_of_postgres();
+    MIGRATIONS.iter().copied().chain(later).collect()
 }
 
 /// The version of the schema, or `None` if there is none.

@@ -10,11 +10,60 @@ use zlib_rs::{Deflate, DeflateFlush, Inflate, InflateFlush, Status};
 /// The format version of artefacts written by this code.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Names what the bytes of a segment depend on: crate, version, level, format version. A job
-/// keeps it; a binary whose encoder has another id does not touch the job.
-pub const ENCODER_ID: &str = "zlib-rs 0.6.8 level 4 format 1";
+/// An encoder: what the bytes of a segment depend on. A job keeps the name of its own, and a
+/// program that does not have that does not touch the job.
+///
+/// An encoder never changes. One that is to do something else is another one, and those before it
+/// stay for as long as there may be jobs that were created with them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EncoderId {
+    ZlibLevel4,
+    #[cfg(feature = "next-release")]
+    ZlibLevel9,
+}
 
-const LEVEL: i32 = 4;
+impl EncoderId {
+    /// All that this program has, oldest first.
+    pub fn all() -> &'static [EncoderId] {
+        #[cfg(feature = "next-release")]
+        if crate::next_release::is_begun() {
+            return &[EncoderId::ZlibLevel4, EncoderId::ZlibLevel9];
+        }
+        &[EncoderId::ZlibLevel4]
+    }
+
+    /// The one that new jobs are created with: the newest.
+    pub fn of_new_jobs() -> EncoderId {
+        EncoderId::all()
+            .last()
+            .copied()
+            .unwrap_or(EncoderId::ZlibLevel4)
+    }
+
+    /// Its name in recipes: crate, version, level, format version.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            EncoderId::ZlibLevel4 => "zlib-rs 0.6.8 level 4 format 1",
+            #[cfg(feature = "next-release")]
+            EncoderId::ZlibLevel9 => "zlib-rs 0.6.8 level 9 format 1",
+        }
+    }
+
+    /// The one with this name, if this program has it.
+    pub fn parse(text: &str) -> Option<EncoderId> {
+        let mut all = EncoderId::all().iter().copied();
+        all.find(|encoder| encoder.as_str() == text)
+    }
+
+    const fn level(self) -> i32 {
+        match self {
+            EncoderId::ZlibLevel4 => 4,
+            #[cfg(feature = "next-release")]
+            EncoderId::ZlibLevel9 => 9,
+        }
+    }
+}
+
 const WINDOW_BITS: u8 = 15;
 
 /// The head of a gzip member: deflate, no flags, mtime 0, XFL 0, OS 255 (RFC 1952 section 2.3).
@@ -72,14 +121,14 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    /// Compresses one whole part. The same bytes in give the same bytes out on every machine:
+    /// Compresses one whole part as `encoder` does. The same bytes in give the same bytes out on every machine:
     /// the state is a new one each time, and all of `raw` is given in one call, into a buffer
     /// that holds the worst case.
     ///
     /// # Errors
     /// The encoder failed, or what it wrote does not inflate to what went in.
-    pub fn encode(&mut self, raw: &[u8]) -> Result<Segment, EncodeError> {
-        let mut deflate = Deflate::new(LEVEL, false, WINDOW_BITS);
+    pub fn encode(&mut self, encoder: EncoderId, raw: &[u8]) -> Result<Segment, EncodeError> {
+        let mut deflate = Deflate::new(encoder.level(), false, WINDOW_BITS);
         let bound = bound(raw.len());
         if self.out.len() < bound {
             self.out.resize(bound, 0);
@@ -212,7 +261,7 @@ mod tests {
     use sha2::{Digest, Sha256};
 
     fn encode(raw: &[u8]) -> Result<Segment, EncodeError> {
-        Encoder::default().encode(raw)
+        Encoder::default().encode(EncoderId::ZlibLevel4, raw)
     }
 
     /// Text that has matches near and far, literals, and runs.
@@ -267,7 +316,9 @@ mod tests {
                 "cdbc3e2e99afd44782a3252f1a9451e0f22012aaeaf0681afcdce493c3b30982",
             ),
         ] {
-            let segment = encoder.encode(&raw).expect("encodes");
+            let segment = encoder
+                .encode(EncoderId::ZlibLevel4, &raw)
+                .expect("encodes");
             let digest = hex::encode(Sha256::digest(&segment.bytes));
             assert_eq!(digest, golden, "{} raw bytes", raw.len());
         }

@@ -10,6 +10,8 @@ use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 pub use inspect::{Inspection, inspect};
 
+use crate::next_release;
+
 /// Says in the file's header that it is ours (`PRAGMA application_id`): "ibid".
 const APPLICATION_ID: i32 = 0x6962_6964;
 
@@ -23,7 +25,8 @@ const READERS: usize = 2;
 const WRITER_CACHE_KIB: i32 = 8192;
 const READER_CACHE_KIB: i32 = 1024;
 
-/// In order; the number of those applied is the file's `PRAGMA user_version`.
+/// In order; the number of those applied is the file's `PRAGMA user_version`. Each only adds, so
+/// that programs that know fewer and have the file open can go on.
 const MIGRATIONS: &[&str] = &[
     include_str!("../migrations/sqlite/0001_log_and_ledger.sql"),
     // Numbers are PostgreSQL's too; the empty ones are about functions, of which there are none here.
@@ -328,11 +331,11 @@ fn schema(connection: &Connection, path: &Path) -> Result<usize, OpenError> {
     }
     let found = number("PRAGMA user_version")?;
     match usize::try_from(found) {
-        Ok(done) if done <= MIGRATIONS.len() => Ok(done),
+        Ok(done) if done <= migrations().len() => Ok(done),
         _ => Err(OpenError::Newer {
             path: path.to_owned(),
             found,
-            known: MIGRATIONS.len(),
+            known: migrations().len(),
         }),
     }
 }
@@ -343,19 +346,25 @@ fn migrate(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
         .transaction_with_behavior(TransactionBehavior::Immediate)
         .map_err(sqlite)?;
     let done = schema(&transaction, path)?;
-    if done == MIGRATIONS.len() {
+    let migrations = migrations();
+    if done == migrations.len() {
         return Ok(());
     }
-    for migration in &MIGRATIONS[done..] {
+    for migration in &migrations[done..] {
         transaction.execute_batch(migration).map_err(sqlite)?;
     }
     transaction
         .pragma_update(None, "application_id", APPLICATION_ID)
         .map_err(sqlite)?;
     transaction
-        .pragma_update(None, "user_version", MIGRATIONS.len() as i64)
+        .pragma_update(None, "user_version", migrations.len() as i64)
         .map_err(sqlite)?;
     transaction.commit().map_err(sqlite)
+}
+
+fn migrations() -> Vec<&'static str> {
+    let later = next_release::migration_of_sqlite();
+    MIGRATIONS.iter().copied().chain(later).collect()
 }
 
 fn failed(path: &Path, source: rusqlite::Error) -> OpenError {

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 use crate::ids::JobId;
 use crate::ledger::{Ledger, LedgerError, Part};
 use crate::parts::PartReader;
-use crate::segment::{self, HEADER};
+use crate::segment::{self, EncoderId, HEADER};
 use crate::source::{Source, SourceError};
 use crate::vault::{Key, Vault, VaultError};
 use crate::work::Whole;
@@ -47,9 +47,9 @@ pub enum VerifyError {
     NotFound(JobId),
     #[error(
         "the export was made with encoder {found:?}, which this version does not have (it has \
-         {known:?}); use the version that made it"
+         {known}); use the version that made it"
     )]
-    OtherEncoder { found: String, known: &'static str },
+    OtherEncoder { found: String, known: String },
     #[error("the encoder failed: {0}")]
     Encoder(#[from] segment::EncodeError),
     #[error(transparent)]
@@ -76,12 +76,13 @@ pub async fn verify(
         .await?
         .ok_or(VerifyError::NotFound(job))?
         .export;
-    if export.recipe.encoder != segment::ENCODER_ID {
+    let Some(encoder_id) = EncoderId::parse(&export.recipe.encoder) else {
+        let known: Vec<_> = EncoderId::all().iter().map(|it| it.as_str()).collect();
         return Err(VerifyError::OtherEncoder {
             found: export.recipe.encoder,
-            known: segment::ENCODER_ID,
+            known: known.join(", "),
         });
-    }
+    };
     let windows = Arc::new(ledger.windows(job).await?);
     let mut recorded = ledger.parts(job).await?.into_iter().peekable();
     let mut reader = PartReader::new(source, &export.snapshot, &windows, export.recipe.cut);
@@ -92,7 +93,7 @@ pub async fn verify(
     while let Some(raw) = reader.read(std::mem::take(&mut lines)).await? {
         let (number, count) = (raw.number, raw.messages);
         let encoding = tokio::task::spawn_blocking(move || {
-            let segment = encoder.encode(&raw.lines);
+            let segment = encoder.encode(encoder_id, &raw.lines);
             (segment, encoder, raw.lines)
         });
         let segment;

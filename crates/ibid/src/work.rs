@@ -14,7 +14,7 @@ use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::ledger::{Claim, Ledger, LedgerError, Part};
 use crate::parts::{PartReader, RawPart};
-use crate::segment::{self, Encoder, HEADER, Trailer};
+use crate::segment::{self, Encoder, EncoderId, HEADER, Trailer};
 use crate::source::{Place, Source, SourceError, Windows};
 use crate::vault::{Key, Vault, VaultError};
 
@@ -205,9 +205,9 @@ impl Workshop {
         stop: &CancellationToken,
         tally: &Arc<Tally>,
     ) -> Result<Worked, WorkError> {
-        if claim.export.recipe.encoder != segment::ENCODER_ID {
+        let Some(encoder_id) = EncoderId::parse(&claim.export.recipe.encoder) else {
             return Err(WorkError::LeaseLost);
-        }
+        };
         let job = claim.export.job_id;
         self.check_pin(&claim.export).await?;
         let windows = Arc::new(self.ledger.windows(job).await?);
@@ -216,7 +216,14 @@ impl Workshop {
             return Err(WorkError::give_up("log-changed", format!("{what}.")));
         }
         let recorded = self.recorded(job).await?;
-        if !self.render(claim, &windows, recorded, stop, tally).await? {
+        let writer = PartWriter {
+            workshop: self.clone(),
+            claim: claim.clone(),
+            encoder_id,
+            windows,
+            tally: Arc::clone(tally),
+        };
+        if !self.render(writer, recorded, stop).await? {
             return Ok(Worked::Stopped);
         }
         let parts = self.ledger.parts(job).await?;
@@ -287,13 +294,11 @@ impl Workshop {
     /// Renders and records every part that is not recorded whole; false if told to stop.
     async fn render(
         &self,
-        claim: &Claim,
-        windows: &Arc<Windows>,
+        writer: PartWriter,
         recorded: Vec<(Part, bool)>,
         stop: &CancellationToken,
-        tally: &Arc<Tally>,
     ) -> Result<bool, WorkError> {
-        let export = &claim.export;
+        let (export, windows) = (&writer.claim.export, &writer.windows);
         let mut reader = PartReader::new(
             self.source.as_ref(),
             &export.snapshot,
@@ -313,7 +318,7 @@ impl Workshop {
             if let Some((part, whole)) = &known {
                 let last = self.bounds(windows, part, place)?;
                 if *whole {
-                    tally.parts_kept.fetch_add(1, Ordering::Relaxed);
+                    writer.tally.parts_kept.fetch_add(1, Ordering::Relaxed);
                     reader.skip(last);
                     continue;
                 }
@@ -327,14 +332,9 @@ impl Workshop {
             let Some(part) = reader.read(bench.lines).await? else {
                 break;
             };
-            let writer = PartWriter {
-                workshop: self.clone(),
-                claim: claim.clone(),
-                windows: Arc::clone(windows),
-                tally: Arc::clone(tally),
-            };
             let expected = known.map(|(part, _)| part.sha256);
             let encoder = bench.encoder;
+            let writer = writer.clone();
             in_hand.spawn(async move { writer.write(part, encoder, expected).await });
         }
         while let Some(done) = in_hand.join_next().await {
@@ -441,10 +441,12 @@ impl Whole {
     }
 }
 
-/// Takes one rendered part to where it is recorded.
+/// Takes rendered parts to where they are recorded.
+#[derive(Clone)]
 struct PartWriter {
     workshop: Workshop,
     claim: Claim,
+    encoder_id: EncoderId,
     windows: Arc<Windows>,
     tally: Arc<Tally>,
 }
@@ -456,10 +458,10 @@ impl PartWriter {
         mut encoder: Encoder,
         expected: Option<[u8; 32]>,
     ) -> Result<(), WorkError> {
-        let lines = raw.lines;
+        let (lines, encoder_id) = (raw.lines, self.encoder_id);
         let benches = Arc::clone(&self.workshop.benches);
         let (crc32, raw_bytes, stored, sha256) = tokio::task::spawn_blocking(move || {
-            let segment = encoder.encode(&lines)?;
+            let segment = encoder.encode(encoder_id, &lines)?;
             benches.put_back(Bench { lines, encoder });
             let (crc32, raw_bytes) = (segment.crc32, segment.raw_bytes);
             let stored = segment.seal();

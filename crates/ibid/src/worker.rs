@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::Notify;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::export::{Event, Export, LONGEST_WAIT, Problem, State, Terms, Waiting};
@@ -12,7 +13,7 @@ use crate::failpoint::failpoint;
 use crate::ids::JobId;
 use crate::janitor;
 use crate::ledger::{Claim, LedgerError, Offer};
-use crate::segment;
+use crate::segment::EncoderId;
 use crate::time::Time;
 use crate::work::{Tally, WorkError, Worked, Workshop};
 
@@ -51,6 +52,9 @@ pub struct AttemptReport {
 /// How often a worker that is to end when idle looks at a ledger that does not answer.
 const MOST_FAILURES: u32 = 5;
 
+/// Of how many jobs at a time it is told that they are left alone.
+const PASSED_OVER: u32 = 100;
+
 /// Takes jobs and works on them.
 pub struct Worker {
     workshop: Workshop,
@@ -79,7 +83,8 @@ impl Worker {
     /// leases are given back.
     ///
     /// # Errors
-    /// Only of a worker that is to end when idle: the ledger has not answered for several looks.
+    /// Only of a worker that is to end when idle: the ledger has not answered for several looks, or
+    /// must not be used as it is.
     pub async fn run(&self, stop: &CancellationToken) -> Result<(), LedgerError> {
         let loops = (0..self.terms.workers).map(|_| self.claim_loop(stop));
         futures::future::try_join_all(loops).await.map(drop)
@@ -87,6 +92,7 @@ impl Worker {
 
     async fn claim_loop(&self, stop: &CancellationToken) -> Result<(), LedgerError> {
         let mut failures = 0;
+        let mut passed_over_at = None;
         while !stop.is_cancelled() {
             let woken = self.wake.notified();
             match self.claim().await {
@@ -96,14 +102,23 @@ impl Worker {
                     (self.report)(report);
                     continue;
                 }
-                Ok(None) if self.terms.until_idle => return Ok(()),
-                Ok(None) => failures = 0,
-                Err(error) if self.terms.until_idle && failures >= MOST_FAILURES => {
+                Ok(None) => {
+                    failures = 0;
+                    self.pass_over(&mut passed_over_at).await;
+                    if self.terms.until_idle {
+                        return Ok(());
+                    }
+                }
+                Err(error)
+                    if self.terms.until_idle
+                        && (failures >= MOST_FAILURES
+                            || matches!(error, LedgerError::Unusable(_))) =>
+                {
                     return Err(error);
                 }
                 Err(error) => {
                     failures += 1;
-                    tracing::warn!(%error, "the ledger does not answer; trying again");
+                    tracing::warn!(%error, "no export can be taken; trying again");
                 }
             }
             tokio::select! {
@@ -115,9 +130,28 @@ impl Worker {
         Ok(())
     }
 
+    /// Says of the jobs that this worker leaves alone because of their encoder that it does, but
+    /// not of those that another one has had no time to take, and not at every look.
+    async fn pass_over(&self, passed_over_at: &mut Option<Instant>) {
+        let patience = self.terms.lease;
+        if passed_over_at.is_some_and(|at| at.elapsed() < patience) {
+            return;
+        }
+        *passed_over_at = Some(Instant::now());
+        let ledger = &self.workshop.ledger;
+        match ledger.pass_over(&encoders(), patience, PASSED_OVER).await {
+            Ok(jobs) => {
+                for job in jobs {
+                    tracing::warn!(%job, "left alone: this version does not have its encoder");
+                }
+            }
+            Err(error) => tracing::warn!(%error, "what is left alone could not be told"),
+        }
+    }
+
     async fn claim(&self) -> Result<Option<Claim>, LedgerError> {
         let offer = Offer {
-            encoders: vec![segment::ENCODER_ID.to_owned()],
+            encoders: encoders(),
             lease: self.terms.lease,
             terms: self.terms.terms,
             running_per_user: self.terms.running_per_user,
@@ -174,13 +208,13 @@ impl Worker {
 
     /// Renews the lease until it is lost.
     async fn keep_lease(&self, claim: &Claim) {
-        let mut deadline = tokio::time::Instant::now() + self.terms.lease;
+        let mut deadline = Instant::now() + self.terms.lease;
         let mut pulse = tokio::time::interval(self.terms.lease / 3);
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         pulse.tick().await;
         loop {
             pulse.tick().await;
-            let asked = tokio::time::Instant::now();
+            let asked = Instant::now();
             let ledger = &self.workshop.ledger;
             let renewal = ledger.renew(claim.export.job_id, claim.id, self.terms.lease);
             match tokio::time::timeout_at(deadline, renewal).await {
@@ -192,7 +226,7 @@ impl Worker {
                 Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed yet"),
                 Err(_) => {}
             }
-            if tokio::time::Instant::now() >= deadline {
+            if Instant::now() >= deadline {
                 return;
             }
         }
@@ -262,6 +296,11 @@ impl Worker {
             tracing::warn!(%job, %error, "what is not needed could not be deleted yet");
         }
     }
+}
+
+fn encoders() -> Vec<String> {
+    let all = EncoderId::all().iter();
+    all.map(|encoder| encoder.as_str().to_owned()).collect()
 }
 
 /// How long to wait before attempt after attempt: 1 s, 2 s, 4 s .. 60 s, less a random share, so

@@ -90,9 +90,14 @@ enum AdminCommand {
     },
     /// Take a restored, copied or upgraded PostgreSQL database for the one that goes on
     ///
-    /// ibid creates no exports in a database that is not the one in which its log was written.
-    /// Once nobody writes to the other one any more, this makes this one the log's own. Exports
-    /// that were created before stay as they are.
+    /// In a database that is not the one that ibid has worked in, it creates no exports, works on
+    /// none and deletes nothing. Once nobody uses the other one any more, this makes this one
+    /// (--database, and --source where that is another) ibid's own. Exports that were created
+    /// before stay as they are.
+    ///
+    /// The store of artefacts goes with it: from then on, what this database does not name is
+    /// deleted there. If the other one goes on too, as with a copy for tests, first give this one a
+    /// store of its own with --artifacts; in a shared one each would delete the other's files.
     Adopt {
         #[command(flatten)]
         store: StoreFlags,
@@ -228,16 +233,27 @@ async fn end_load(exporter: &Exporter) -> Result<(), Failure> {
 }
 
 async fn adopt(store: &StoreFlags) -> Result<(), Failure> {
-    let config = load(&store.flags())?;
-    let Database::Postgres(url) = config.settings.log_database() else {
+    let settings = load(&store.flags())?.settings;
+    let urls = settings.databases().filter_map(|database| match database {
+        Database::Postgres(url) => Some(url),
+        Database::Sqlite(_) => None,
+    });
+    let urls: Vec<_> = urls.collect();
+    if urls.is_empty() {
         return Err(Failure::usage(
-            "only a log in PostgreSQL needs to be adopted; name its database with --source, or with \
-             --database if the ledger is there too",
+            "only a database in PostgreSQL needs to be adopted; name it with --database, or with \
+             --source if only the log is there",
         ));
-    };
-    let adopting = async { Pg::connect(url).await?.adopt().await };
-    adopting.await.map_err(|e| Failure::failed(e.to_string()))?;
-    say("The log lives in this database now; exports can be created.");
+    }
+    for url in urls {
+        let adopting = async { Pg::connect(url).await?.adopt().await };
+        adopting.await.map_err(|e| Failure::failed(e.to_string()))?;
+    }
+    say("This database is ibid's own now; exports can be created and are worked on.");
+    say(
+        "So is the store of artefacts: what this database does not name is deleted there. If the \
+         other database is still used, stop this one and give it a store of its own (--artifacts).",
+    );
     Ok(())
 }
 

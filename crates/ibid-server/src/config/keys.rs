@@ -227,11 +227,6 @@ impl Settings {
         self.source.as_ref().filter(|log| **log != self.database)
     }
 
-    /// Where the log is.
-    pub fn log_database(&self) -> &Database {
-        self.source.as_ref().unwrap_or(&self.database)
-    }
-
     /// The ledger's database, and the log's where it is another.
     pub fn databases(&self) -> impl Iterator<Item = &Database> {
         std::iter::once(&self.database).chain(self.log_elsewhere())

@@ -23,6 +23,10 @@ const KILLS: u64 = 60;
 pub struct Random(u64);
 
 impl Random {
+    pub fn of_seed(seed: u64) -> Random {
+        Random(seed)
+    }
+
     pub fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut noise = self.0;

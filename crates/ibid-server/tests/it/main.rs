@@ -18,4 +18,6 @@ mod resuming;
 #[path = "../../../ibid/tests/it/s3_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod s3_server;
+mod signals;
+mod upgrade;
 mod watching;

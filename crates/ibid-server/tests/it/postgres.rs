@@ -122,7 +122,7 @@ fn dump_and_restore(from: &str, to: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_exports() {
+async fn a_restored_dump_creates_and_makes_nothing_until_it_is_adopted_and_then_whole_exports() {
     let (Some(old), Some(new)) = (
         PgServer::start("a dump"),
         PgServer::start("a restored dump"),
@@ -177,7 +177,15 @@ async fn a_restored_dump_creates_nothing_until_it_is_adopted_and_then_whole_expo
         "{:?}",
         refused.body
     );
-    run(&to, &["admin", "adopt"]);
+    // Nor is what it was told of worked on: the original may be doing that.
+    for arguments in [&["worker", "--until-idle"][..], &["admin", "sweep"]] {
+        let refused = place.run(&[arguments, &["--database", &to]].concat());
+        assert_eq!(refused.code, Some(1), "{refused:?}");
+        assert!(refused.err.contains("ibid admin adopt"), "{refused:?}");
+        assert_eq!(refused.out, "", "{refused:?}");
+    }
+    let adopted = run(&to, &["admin", "adopt"]);
+    assert!(adopted.contains("--artifacts"), "{adopted}");
     let doctor = run(&to, &["doctor"]);
     assert!(doctor.contains("ok       database: "), "{doctor}");
     assert!(

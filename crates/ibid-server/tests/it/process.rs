@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::{Value, json};
 
 use crate::harness::{Answer, answer, sample, sample_later};
@@ -75,17 +76,27 @@ impl Place {
     }
 
     pub fn start(&self, arguments: &[&str]) -> Running {
-        Running::of(self.command(arguments))
+        Running::start(self.command(arguments).stderr(Stdio::null()))
     }
 
     /// A server on a port of its own choice.
     pub fn serve(&self, arguments: &[&str]) -> Served {
-        self.serve_at("127.0.0.1:0", arguments)
+        self.serve_at("127.0.0.1:0", arguments, &[])
     }
 
-    pub fn serve_at(&self, address: &str, arguments: &[&str]) -> Served {
+    /// As [`Place::serve`], on the port of this address and with variables in its environment.
+    pub fn serve_at(
+        &self,
+        address: &str,
+        arguments: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Served {
         let all = [&["serve", "--listen", address], arguments].concat();
-        let mut process = self.start(&all);
+        let mut process = Running::start(
+            self.command(&all)
+                .envs(variables.iter().copied())
+                .stderr(Stdio::null()),
+        );
         let line = process.line();
         let at = line
             .find("http://")
@@ -112,10 +123,21 @@ impl Drop for Running {
 }
 
 impl Running {
-    pub fn of(mut command: Command) -> Running {
-        let mut child = command.stderr(Stdio::null()).spawn().expect("it runs");
+    pub fn start(command: &mut Command) -> Running {
+        let mut child = command.spawn().expect("it runs");
         let out = BufReader::new(child.stdout.take().expect("a pipe"));
         Running { child, out }
+    }
+
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("told");
+    }
+
+    /// Whether a signal has stopped it for now.
+    pub fn stands_still(&self) -> bool {
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::Pid(Pid::from_child(&self.child)), options);
+        status.is_ok_and(|status| status.is_some_and(|status| status.stopped()))
     }
 
     pub fn line(&mut self) -> String {
@@ -131,9 +153,15 @@ impl Running {
     }
 
     /// SIGTERM; gives the exit code and what was printed until the end.
-    pub fn terminate(mut self) -> (Option<i32>, String) {
-        let id = rustix::process::Pid::from_child(&self.child);
-        rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("told");
+    pub fn terminate(self) -> (Option<i32>, String) {
+        self.end(&[Signal::TERM])
+    }
+
+    /// As [`Running::terminate`], with these signals, the last of which ends it.
+    pub fn end(mut self, signals: &[Signal]) -> (Option<i32>, String) {
+        for signal in signals {
+            self.signal(*signal);
+        }
         let mut rest = String::new();
         self.out.read_to_string(&mut rest).expect("output");
         let status = self.child.wait().expect("it ends");
@@ -183,6 +211,23 @@ impl Served {
             .await
             .expect("it goes on")
     }
+}
+
+/// Does something that takes its time on a thread that may wait.
+pub async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.expect("it does not panic")
+}
+
+/// Asks again and again until the answer is yes.
+pub async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let asked = tokio::time::timeout(Duration::from_secs(60), asking).await;
+    asked.unwrap_or_else(|_| panic!("it never came to that: {what}"));
 }
 
 pub fn all() -> Value {

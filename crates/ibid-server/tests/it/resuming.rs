@@ -60,7 +60,7 @@ impl Stage {
         let mut command = self.place.command(&["export", "--json", "-o", "out.gz"]);
         command.env("IBID_SERVER", &self.server.base);
         command.env("IBID_TOKEN", &self.token);
-        Running::of(command)
+        Running::start(command.stderr(std::process::Stdio::null()))
     }
 
     /// Pauses a process as soon as some of the file is there, and sees that not all of it is.
@@ -78,7 +78,7 @@ impl Stage {
         let _ = self.server.process.child.kill();
         let _ = self.server.process.child.wait();
         let address = self.server.base.strip_prefix("http://").expect("a URL");
-        self.server = self.place.serve_at(address, &[]);
+        self.server = self.place.serve_at(address, &[], &[]);
     }
 }
 
@@ -112,7 +112,7 @@ async fn a_download_outlives_the_server_and_the_client() {
     let text = stage.place.folder.path().join("link");
     std::fs::write(&text, format!("{silent}{link}\n")).expect("written");
     command.stdin(std::fs::File::open(&text).expect("opened"));
-    let download = Running::of(command);
+    let download = Running::start(command.stderr(std::process::Stdio::null()));
     let known = stage.place.folder.path().join("out.gz.part.json");
     let is_known = || {
         let text = std::fs::read_to_string(&known).unwrap_or_default();

@@ -16,7 +16,7 @@ use deadpool_postgres::Object;
 use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
 
-use self::claim::{claim, part_done};
+use self::claim::{claim, part_done, pass_over};
 use self::create::{create, replay, windows_of};
 use self::rows::{
     COLUMNS, bytes, claim_id, export_of, found_of, get, int, ints, job_id, load, part_of,
@@ -29,7 +29,7 @@ use super::{
 use crate::export::{Change, Event, Export, LAST_DOWNLOADS, State};
 use crate::ids::{ClaimId, JobId, UserId};
 use crate::limits::Limits;
-use crate::postgres::{Pg, PgError, begin, durable};
+use crate::postgres::{IS_ANCHORED, NOT_ANCHORED, Pg, PgError, begin, durable};
 use crate::source::{Sight, Windows};
 use crate::time::{Clock, Time};
 
@@ -122,6 +122,15 @@ impl Ledger for PostgresLedger {
 
     async fn claim(&self, offer: Offer) -> Result<Option<Claim>, LedgerError> {
         claim(self, &offer).await
+    }
+
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        pass_over(self, encoders, patience, limit).await
     }
 
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
@@ -241,8 +250,10 @@ impl Ledger for PostgresLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        let after = after.map_or_else(Default::default, |it| (it.job_id.to_string(), it.id));
         let client = self.pg.get().await?;
         let rows = client
             .query_typed(
@@ -251,10 +262,13 @@ impl Ledger for PostgresLedger {
                    AND NOT EXISTS (SELECT FROM ibid.export
                                    WHERE export.job_id = upload.job_id
                                      AND export.claim = upload.claim)
+                   AND (job_id, upload_id) > ($3, $4)
                  ORDER BY job_id, upload_id LIMIT $2",
                 &[
                     text(&job.map(|job| job.to_string())),
                     int(&i64::from(limit)),
+                    text(&after.0),
+                    text(&after.1),
                 ],
             )
             .await?;
@@ -305,13 +319,19 @@ impl Ledger for PostgresLedger {
         Ok(expired)
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        let after = after.map_or_else(String::new, |job| job.to_string());
         let client = self.pg.get().await?;
         let rows = client
             .query_typed(
                 "SELECT job_id, coalesce(revoked_at, expires_at, created_at) AS since
-                 FROM ibid.export WHERE purging AND NOT purged ORDER BY job_id LIMIT $1",
-                &[int(&i64::from(limit))],
+                 FROM ibid.export WHERE purging AND NOT purged AND job_id > $2
+                 ORDER BY job_id LIMIT $1",
+                &[int(&i64::from(limit)), text(&after)],
             )
             .await?;
         let purges = rows.iter().map(|row| {
@@ -379,10 +399,7 @@ impl Ledger for PostgresLedger {
 
     async fn identity(&self) -> Result<String, LedgerError> {
         let client = self.pg.get().await?;
-        let row = client
-            .query_typed_one("SELECT uuid FROM ibid.ledger_identity", &[])
-            .await?;
-        get(&row, "uuid")
+        identity(&**client).await
     }
 
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
@@ -465,6 +482,19 @@ impl Ledger for PostgresLedger {
             .await?;
         Ok(())
     }
+}
+
+/// Asked before anything is claimed or deleted: the identity is copied with the rows.
+async fn identity(client: &(impl GenericClient + Sync)) -> Result<String, LedgerError> {
+    let sql = format!(
+        "SELECT uuid, EXISTS (SELECT FROM ibid.anchor a WHERE {IS_ANCHORED}) AS anchored
+         FROM ibid.ledger_identity"
+    );
+    let row = client.query_typed_one(&sql, &[]).await?;
+    if get(&row, "anchored")? {
+        return get(&row, "uuid");
+    }
+    Err(LedgerError::Unusable(NOT_ANCHORED.to_owned()))
 }
 
 async fn search(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use rusqlite::{Transaction, params};
 
-use self::claim::{claim, next_job, part_done};
+use self::claim::{claim, foreign_jobs, next_job, part_done, pass_over};
 use self::create::{create, replay, windows};
 use self::rows::{
     COLUMNS, claim_id, count, export_of, job_id, load, part_of, store, unreadable, user_id,
@@ -123,6 +123,26 @@ impl Ledger for SqliteLedger {
         self.db
             .write(move |tx| claim(tx, &offer, clock.now()))
             .await
+    }
+
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        let now = self.clock.now();
+        let encoders = encoders.to_vec();
+        let due_before = now.minus(patience);
+        // Looked for in a read transaction first, as in a claim.
+        let found = self
+            .db
+            .read(move |tx| foreign_jobs(tx, &encoders, due_before, limit))
+            .await?;
+        if found.is_empty() {
+            return Ok(found);
+        }
+        self.db.write(move |tx| pass_over(tx, found, now)).await
     }
 
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
@@ -244,8 +264,10 @@ impl Ledger for SqliteLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
+        let after = after.map_or_else(Default::default, |it| (it.job_id.to_string(), it.id));
         self.db
             .read(move |tx| {
                 let mut statement = tx.prepare_cached(
@@ -254,9 +276,11 @@ impl Ledger for SqliteLedger {
                        AND NOT EXISTS (SELECT 1 FROM export
                                        WHERE export.job_id = upload.job_id
                                          AND export.claim = upload.claim)
+                       AND (job_id, upload_id) > (?3, ?4)
                      ORDER BY job_id, upload_id LIMIT ?2",
                 )?;
-                let mut rows = statement.query(params![job.map(|job| job.to_string()), limit])?;
+                let job = job.map(|job| job.to_string());
+                let mut rows = statement.query(params![job, limit, after.0, after.1])?;
                 let mut uploads = Vec::new();
                 while let Some(row) = rows.next()? {
                     uploads.push(AbandonedUpload {
@@ -322,14 +346,19 @@ impl Ledger for SqliteLedger {
             .await
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        let after = after.map_or_else(String::new, |job| job.to_string());
         self.db
             .read(move |tx| {
                 let mut statement = tx.prepare_cached(
                     "SELECT job_id, coalesce(revoked_at, expires_at, created_at) FROM export
-                     WHERE purging = 1 AND purged = 0 ORDER BY job_id LIMIT ?1",
+                     WHERE purging = 1 AND purged = 0 AND job_id > ?2 ORDER BY job_id LIMIT ?1",
                 )?;
-                let mut rows = statement.query([limit])?;
+                let mut rows = statement.query(params![limit, after])?;
                 let mut purges = Vec::new();
                 while let Some(row) = rows.next()? {
                     let job = job_id(&row.get::<_, String>(0)?)?;

@@ -1,11 +1,12 @@
 //! A look at an application's own tables behind the relations of the log: what can be checked of
 //! the conditions in docs/own-tables.md.
 
+use deadpool_postgres::{Object, Transaction as Begun};
 use serde_json::Value;
 use tokio_postgres::types::Type;
-use tokio_postgres::{Client, SimpleQueryMessage, Transaction};
+use tokio_postgres::{SimpleQueryMessage, Transaction};
 
-use super::{PgError, describe};
+use super::{PgError, begin, describe};
 
 /// What was found where the relations of the log are not ibid's own tables.
 #[derive(Clone, Debug, Default)]
@@ -89,8 +90,9 @@ const XID_DEFAULT: &str = "pg_current_xact_id()";
 const GSEQ_DEFAULT: &str = "nextval('ibid.log_gseq'::regclass)";
 
 /// Looks at the relations of the log; `None` where all of them are ibid's own tables.
-pub(super) async fn inspect(client: &mut Client) -> Result<Option<OwnTables>, PgError> {
-    let tx = client.build_transaction().read_only(true).start().await?;
+pub(super) async fn inspect(client: &mut Object) -> Result<Option<OwnTables>, PgError> {
+    let tx = begin(client).await?;
+    tx.batch_execute("SET TRANSACTION READ ONLY").await?;
     let kinds = kinds(&tx).await?;
     if kinds.iter().all(|kind| kind == "r") {
         return Ok(None);
@@ -139,7 +141,7 @@ async fn kinds(tx: &Transaction<'_>) -> Result<Vec<String>, PgError> {
 }
 
 struct Look<'a> {
-    tx: Transaction<'a>,
+    tx: Begun<'a>,
     found: OwnTables,
 }
 

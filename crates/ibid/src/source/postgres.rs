@@ -26,7 +26,7 @@ use super::{
 use crate::append::{Names, Outcome};
 use crate::event::{Event, EventKind, ExMembers, History};
 use crate::ids::{ConvId, JobId, UserId};
-use crate::postgres::{Pg, PgError, begin, durable};
+use crate::postgres::{IS_ANCHORED, NOT_ANCHORED, Pg, PgError, begin, durable};
 use crate::scope::Scope;
 use crate::snapshot::{Policy, Snapshot, Stay, Window, effective_stays};
 
@@ -231,10 +231,8 @@ pub(crate) async fn sight(
     // are asked. Nor need a conversation there begin with seq 1.
     let rows = tx
         .query_typed(
-            "SELECT pg_is_in_recovery(),
-                    a.system_identifier = (SELECT system_identifier FROM pg_control_system())
-                    AND a.database_oid =
-                        (SELECT oid FROM pg_database WHERE datname = current_database()),
+            &format!(
+                "SELECT pg_is_in_recovery(), {IS_ANCHORED},
                     pg_current_snapshot()::text,
                     (SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM ibid.log_gseq),
                     a.baseline,
@@ -266,7 +264,8 @@ pub(crate) async fn sight(
              LEFT JOIN LATERAL (
                  SELECT v.history, v.ex_members, last_seq AS last
                  FROM ibid.conv v WHERE v.conv = s.conv
-             ) c ON true",
+             ) c ON true"
+            ),
             &[(&user.as_str(), Type::TEXT), (&only, Type::TEXT)],
         )
         .await?;
@@ -341,9 +340,6 @@ impl Seen {
 
 const STANDBY: &str = "this database is a standby, on which the transactions in progress cannot be \
      told from those that are committed; connect ibid to the primary";
-
-const NOT_ANCHORED: &str = "this database is not the one in which the log was written (it was \
-     restored, copied or upgraded); run `ibid admin adopt` once nobody writes to the other one";
 
 /// The snapshot in the row of the database.
 fn snapshot_of(row: &Row) -> Result<Snapshot, SourceError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{APPLICATION_ID, MIGRATIONS, OpenError, failed, refuse_network};
+use super::{APPLICATION_ID, OpenError, failed, migrations, refuse_network};
 use crate::contents::{Contents, Pins};
 use crate::time::Time;
 
@@ -48,7 +48,7 @@ pub fn inspect(path: &Path, now: Time) -> Result<Inspection, OpenError> {
         });
     }
     let schema = number("PRAGMA user_version").map_err(sqlite)?;
-    let known_schema = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    let known_schema = i64::try_from(migrations().len()).unwrap_or(i64::MAX);
     let journal_mode = connection
         .query_row("PRAGMA journal_mode", [], |row| row.get(0))
         .map_err(sqlite)?;

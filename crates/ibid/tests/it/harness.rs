@@ -21,7 +21,7 @@ use ibid::ledger::{Claim, CreateError, Created, Found, Ledger, Offer, Part};
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
-use ibid::segment::ENCODER_ID;
+use ibid::segment::EncoderId;
 use ibid::source::Source;
 use ibid::source::postgres::PostgresSource;
 use ibid::source::sqlite::SqliteSource;
@@ -269,6 +269,58 @@ impl Installation {
         }
     }
 
+    /// The same of any number of rows.
+    pub async fn change_all(&self, sql: &str) {
+        match &self.postgres {
+            None => {
+                self.sql().execute(sql, []).unwrap();
+            }
+            Some(database) => {
+                let client = database.client().await;
+                let sql = format!("SET search_path = ibid; {sql}");
+                client.batch_execute(&sql).await.unwrap();
+            }
+        }
+    }
+
+    /// Queues so many more jobs like `job`, each a microsecond later than the one before, without
+    /// their stays and pins: nobody can work on them.
+    pub async fn queue_more(&self, job: JobId, count: i64) -> Vec<JobId> {
+        let jobs: Vec<JobId> = (0..count).map(|_| JobId::random().unwrap()).collect();
+        let ids: Vec<String> = jobs.iter().map(JobId::to_string).collect();
+        let copy = |id: &str, number: &str, from: &str| {
+            format!(
+                "INSERT INTO export
+                     (job_id, user_id, idempotency_key, fingerprint, scope, recipe, encoder,
+                      snapshot, messages_total, created_at, state, due_at)
+                 SELECT {id}, user_id, {id}, fingerprint, scope, recipe, encoder, snapshot,
+                        messages_total, created_at + {number}, 'queued', due_at
+                 FROM export{from} WHERE job_id = '{job}'"
+            )
+        };
+        match &self.postgres {
+            None => {
+                let mut connection = self.sql();
+                let tx = connection.transaction().unwrap();
+                for (number, id) in (1i64..).zip(&ids) {
+                    let copy = copy("?1", "?2", "");
+                    let mut copy = tx.prepare_cached(&copy).unwrap();
+                    copy.execute(rusqlite::params![id, number]).unwrap();
+                }
+                tx.commit().unwrap();
+            }
+            Some(database) => {
+                let client = database.client().await;
+                let path = "SET search_path = ibid";
+                client.batch_execute(path).await.unwrap();
+                let from = ", unnest($1::text[]) WITH ORDINALITY AS new (id, number)";
+                let copy = copy("new.id", "new.number", from);
+                client.execute(&copy, &[&ids]).await.unwrap();
+            }
+        }
+        jobs
+    }
+
     /// Imports these lines, which must be valid.
     pub async fn import<S: AsRef<str>>(&self, lines: &[S]) -> Report {
         let mut text = String::new();
@@ -506,7 +558,7 @@ pub async fn create(
 /// What a worker of this version asks for.
 pub fn offer(running_per_user: u64) -> Offer {
     Offer {
-        encoders: vec![ENCODER_ID.to_owned()],
+        encoders: vec![EncoderId::of_new_jobs().as_str().to_owned()],
         lease: LEASE,
         terms: TERMS,
         running_per_user,

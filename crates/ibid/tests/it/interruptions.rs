@@ -248,6 +248,15 @@ impl Ledger for InterruptedLedger {
         self.ledger.claim(offer).await
     }
 
+    async fn pass_over(
+        &self,
+        encoders: &[String],
+        patience: Duration,
+        limit: u32,
+    ) -> Result<Vec<JobId>, LedgerError> {
+        self.ledger.pass_over(encoders, patience, limit).await
+    }
+
     async fn renew(&self, job: JobId, claim: ClaimId, lease: Duration) -> Result<(), LedgerError> {
         self.step(Step::Renew).await?;
         self.ledger.renew(job, claim, lease).await
@@ -289,9 +298,10 @@ impl Ledger for InterruptedLedger {
     async fn abandoned_uploads(
         &self,
         job: Option<JobId>,
+        after: Option<AbandonedUpload>,
         limit: u32,
     ) -> Result<Vec<AbandonedUpload>, LedgerError> {
-        self.ledger.abandoned_uploads(job, limit).await
+        self.ledger.abandoned_uploads(job, after, limit).await
     }
 
     async fn upload_ended(&self, job: JobId, id: &str) -> Result<(), LedgerError> {
@@ -302,8 +312,12 @@ impl Ledger for InterruptedLedger {
         self.ledger.expire(limit).await
     }
 
-    async fn purges(&self, limit: u32) -> Result<Vec<(JobId, Time)>, LedgerError> {
-        self.ledger.purges(limit).await
+    async fn purges(
+        &self,
+        after: Option<JobId>,
+        limit: u32,
+    ) -> Result<Vec<(JobId, Time)>, LedgerError> {
+        self.ledger.purges(after, limit).await
     }
 
     async fn purged(&self, job: JobId) -> Result<(), LedgerError> {

@@ -462,12 +462,30 @@ async fn a_job_of_an_encoder_that_is_not_here_is_left_alone(on: &On) {
         .await;
     let before = export(&home, job).await;
     assert!(home.work().await.is_empty());
-    assert_eq!(export(&home, job).await, before);
-    home.clock.advance(Duration::from_secs(1));
+    home.clock.advance(LEASE - Duration::from_micros(1));
     let next = home.export("ann", "all").await;
     home.work().await;
     assert_eq!(home.state(next).await, State::Done);
-    assert_eq!(home.state(job).await, State::Queued);
+    assert_eq!(export(&home, job).await, before);
+
+    // Nobody has come who has it: that is said, once, and nothing else is done.
+    home.clock.advance(Duration::from_micros(1));
+    let since = home.clock.now();
+    for _ in 0..2 {
+        assert!(home.work().await.is_empty());
+        let mut left = export(&home, job).await;
+        let waiting = left.waiting.take().unwrap();
+        assert_eq!(waiting.problem.kind, "encoder-missing");
+        assert_eq!(waiting.since, since);
+        assert_eq!(left, before);
+        home.clock.advance(LEASE);
+    }
+    let newer = Offer {
+        encoders: vec!["of another version".to_owned()],
+        ..offer(0)
+    };
+    let claim = home.exporter.ledger.claim(newer).await.unwrap().unwrap();
+    assert_eq!((claim.export.job_id, claim.export.waiting), (job, None));
 }
 
 async fn a_worker_keeps_its_lease_alive_while_it_works(on: &On) {

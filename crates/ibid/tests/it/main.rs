@@ -3,9 +3,11 @@
 mod access;
 mod apart;
 mod continuing;
+mod copied_ledger;
 mod creation;
 mod events;
 mod expiring;
+mod fairness;
 mod faults;
 mod fetching;
 mod generate;

@@ -129,7 +129,11 @@ async fn a_large_artefact_is_sent_in_pieces(on: &On) {
     let whole = bytes(&exporter, job, 0..artefact.bytes).await;
     assert_eq!(Sha256::digest(&whole)[..], artefact.sha256);
     assert_eq!(server.unfinished(), 0);
-    let uploads = exporter.ledger.abandoned_uploads(None, 9).await.unwrap();
+    let uploads = exporter
+        .ledger
+        .abandoned_uploads(None, None, 9)
+        .await
+        .unwrap();
     assert_eq!(uploads, []);
     // Across the borders of what is fetched at once.
     let mib = 1024 * 1024;
@@ -164,7 +168,7 @@ async fn an_upload_that_a_killed_worker_began_is_given_up(on: &On) {
     home.work().await;
     assert_eq!(home.state(job).await, State::Done);
     assert_eq!(server.unfinished(), 0);
-    assert_eq!(ledger.abandoned_uploads(None, 9).await.unwrap(), []);
+    assert_eq!(ledger.abandoned_uploads(None, None, 9).await.unwrap(), []);
     assert_eq!(
         home.file(job).await.len() as u64,
         home.artefact(job).await.bytes

@@ -30,7 +30,6 @@ on_postgres! {
     a_log_that_was_written_elsewhere_says_what_to_do,
     a_job_that_is_created_is_announced_and_nothing_else_is,
     a_user_at_whom_somebody_is_comes_later_and_is_waited_for_if_there_is_no_other,
-    a_claim_reads_no_more_rows_when_one_user_has_ten_thousand_jobs,
     a_reason_with_a_nul_is_kept_without_it,
     a_database_that_goes_away_is_told_from_one_that_refuses_and_found_again,
 }
@@ -303,42 +302,6 @@ async fn a_user_at_whom_somebody_is_comes_later_and_is_waited_for_if_there_is_no
     busy.commit().await.unwrap();
     let claimed = waiting.await.unwrap().unwrap().unwrap();
     assert_eq!(claimed.export.job_id, anns);
-}
-
-async fn a_claim_reads_no_more_rows_when_one_user_has_ten_thousand_jobs(on: &On) {
-    let home = with_chat(on).await;
-    home.export("ann", "all").await;
-    home.export("eve", "all").await;
-    let client = home.postgres().client().await;
-    let copy = "INSERT INTO ibid.export
-                    (job_id, user_id, idempotency_key, fingerprint, scope, recipe, encoder,
-                     snapshot, messages_total, created_at, state, due_at)
-                SELECT translate(lpad(to_hex(n), 24, 'z') || 'aa', '0189', 'ghij'),
-                       user_id, 'copy-' || n, fingerprint, scope, recipe, encoder, snapshot,
-                       messages_total, created_at + n, state, due_at
-                FROM ibid.export, generate_series(1, 10000) n WHERE user_id = 'ann'";
-    assert_eq!(client.execute_typed(copy, &[]).await.unwrap(), 10_000);
-    let read = async || {
-        let sum = "SELECT (SELECT seq_tup_read FROM pg_stat_user_tables WHERE relname = 'export')
-                       + (SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes
-                          WHERE relname = 'export'),
-                          (SELECT n_tup_upd FROM pg_stat_user_tables WHERE relname = 'export')";
-        let row = client.query_typed_one(sum, &[]).await.unwrap();
-        (row.get::<_, i64>(0), row.get::<_, i64>(1))
-    };
-    // A connection tells what it has read when it ends, at the latest.
-    let (before, updated) = read().await;
-    let another = home.another_exporter().await;
-    for _ in 0..20 {
-        another.ledger.claim(offer(0)).await.unwrap().unwrap();
-    }
-    drop(another);
-    until("the rows are counted", async || {
-        read().await.1 >= updated + 20
-    })
-    .await;
-    let rows = read().await.0 - before;
-    assert!(rows < 2_000, "{rows}");
 }
 
 async fn a_reason_with_a_nul_is_kept_without_it(on: &On) {

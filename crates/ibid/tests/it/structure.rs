@@ -1,7 +1,7 @@
 //! The walls of the crate, as its sources show them.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// No async, no clock, no I/O: decisions that are tested by values.
 const PURE: [&str; 15] = [
@@ -43,6 +43,12 @@ const FORBIDDEN: [&str; 20] = [
     "crate::vault",
     "crate::work",
     "crate::verify",
+];
+
+/// Where a transaction on PostgreSQL begins, and where one begins inside another (a savepoint).
+const BEGINS: [(&str, &str); 2] = [
+    ("postgres.rs", ".build_transaction("),
+    ("own_tables.rs", "self.tx.transaction("),
 ];
 
 /// The code of a source without comments and without its tests.
@@ -107,14 +113,16 @@ fn the_search_finds_what_it_looks_for() {
 fn every_failpoint_has_a_place_and_every_place_a_name() {
     let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut places = BTreeSet::new();
-    for file in [
+    let files = [
         "janitor.rs",
+        "ledger/postgres/claim.rs",
         "vault.rs",
         "vault/disk.rs",
         "vault/upload.rs",
         "work.rs",
         "worker.rs",
-    ] {
+    ];
+    for file in files {
         let code = code(&sources.join(file));
         for place in code.split("failpoint!(\"").skip(1) {
             places.insert(place.split('"').next().unwrap().to_owned());
@@ -130,10 +138,10 @@ fn every_failpoint_has_a_place_and_every_place_a_name() {
     assert_eq!(places, names.collect());
 }
 
-#[test]
-fn no_file_of_the_library_knows_http_or_a_command_line() {
+/// All sources of the library.
+fn sources() -> Vec<PathBuf> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src")];
-    let mut files = 0;
+    let mut files = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -143,13 +151,42 @@ fn no_file_of_the_library_knows_http_or_a_command_line() {
             }
             if path.is_dir() {
                 folders.push(path);
-                continue;
-            }
-            files += 1;
-            for edge in ["axum", "http", "hyper", "clap", "reqwest", "std::env"] {
-                assert!(!uses(&code(&path), edge), "{} uses {edge}", path.display());
+            } else {
+                files.push(path);
             }
         }
     }
-    assert!(files > PURE.len());
+    assert!(files.len() > PURE.len());
+    files
+}
+
+#[test]
+fn no_file_of_the_library_knows_http_or_a_command_line() {
+    for path in sources() {
+        for edge in ["axum", "http", "hyper", "clap", "reqwest", "std::env"] {
+            assert!(!uses(&code(&path), edge), "{} uses {edge}", path.display());
+        }
+    }
+}
+
+/// The server ends one of a process that stands still: see `begin` in postgres.rs.
+#[test]
+fn every_transaction_on_postgresql_begins_in_one_place() {
+    let mut found = Vec::new();
+    for path in sources() {
+        for line in code(&path).lines() {
+            let begins = [".build_transaction(", ".transaction("];
+            if begins.iter().any(|begin| line.contains(begin)) {
+                let name = path.file_name().unwrap().to_str().unwrap().to_owned();
+                found.push((name, line.trim().to_owned()));
+            }
+        }
+    }
+    found.sort();
+    let mut expected = BEGINS.to_vec();
+    expected.sort_unstable();
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for ((name, line), (place, begin)) in found.iter().zip(expected) {
+        assert!(name == place && line.contains(begin), "{name}: {line}");
+    }
 }

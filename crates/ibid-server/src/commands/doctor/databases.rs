@@ -91,8 +91,9 @@ fn postgres(findings: &mut Findings, check: &str, url: &str) -> Option<Contents>
     } else if !found.anchored {
         findings.failure(
             check,
-            "it is not the one in which the log was written (it was restored, copied or \
-             upgraded); run `ibid admin adopt` once nobody writes to the other one",
+            "it is not the one that ibid has worked in (it was restored, copied or upgraded), so \
+             no export is created or worked on and nothing is deleted; run `ibid admin adopt` once \
+             nobody uses the other one",
         );
     } else {
         findings.ok(check, "PostgreSQL answers, and its schema is up to date");

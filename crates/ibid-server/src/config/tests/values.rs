@@ -206,11 +206,11 @@ fn a_database_is_a_file_of_sqlite_or_an_address_of_postgresql() {
     let chat = Database::Postgres("postgres://host/chat".to_owned());
     let settings = case.settings();
     assert_eq!(settings.log_elsewhere(), Some(&chat));
-    assert_eq!(settings.log_database(), &chat);
+    assert_eq!(settings.databases().nth(1), Some(&chat));
     let same = case.variable("IBID_DATABASE", "postgres://host/chat");
     assert_eq!(same.settings().log_elsewhere(), None);
     let none = Case::new().variable("IBID_SOURCE", "").settings();
-    assert_eq!(none.log_database(), &none.database);
+    assert_eq!(none.databases().collect::<Vec<_>>(), [&none.database]);
     let secret = Database::Postgres("postgres://me:hunter2@host/db".to_owned());
     assert!(!format!("{secret:?}").contains("hunter2"));
     for bad in [

@@ -20,7 +20,7 @@ use ibid::vault::Vault;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::pg_server::PgServer;
-use crate::process::Place;
+use crate::process::{Place, on_thread};
 use crate::s3_server::S3Server;
 
 /// Where everything is kept.
@@ -211,11 +211,6 @@ fn sqlite_rows(path: &Path, sql: &str) -> Vec<Vec<String>> {
         found.push((0..columns).map(|at| row.get(at).expect("text")).collect());
     }
     found
-}
-
-pub async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.expect("it does not panic")
 }
 
 fn walk(root: &Path, folder: &Path, found: &mut BTreeSet<String>) {

@@ -51,7 +51,8 @@ const WORKER: [&str; 8] = [
 ];
 
 /// Where workers are killed.
-const OF_ATTEMPTS: [&str; 19] = [
+const OF_ATTEMPTS: [&str; 20] = [
+    "claim.locked",
     "attempt.claimed",
     "part.encoded",
     "part.put",
@@ -313,12 +314,13 @@ impl Rig {
         }
     }
 
-    /// Whether anybody here comes to this point: folders are deleted on a disk only, and only in
-    /// an object store uploads are given up.
+    /// Whether anybody here comes to this point: users are locked in PostgreSQL only, folders are
+    /// deleted on a disk only, and only in an object store uploads are given up.
     fn is_passed(&self, name: &str) -> bool {
-        match self.home.store {
-            None => !name.starts_with("give-up."),
-            Some(_) => name != "delete.deleted",
+        match self.home.kept {
+            Kept::SqliteAndDisk => name != "claim.locked" && !name.starts_with("give-up."),
+            Kept::PostgresAndDisk => !name.starts_with("give-up."),
+            Kept::PostgresAndS3 => name != "delete.deleted",
         }
     }
 

@@ -1,11 +1,14 @@
 //! Claiming jobs and recording their parts.
 
+use std::time::Duration;
+
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use super::rows::{COLUMNS, bytes, digest, export_of, get, int, int_of, ints, store, text, texts};
-use super::{PostgresLedger, begin, now};
-use crate::export::{Event, LONGEST_WAIT, Refused, State};
+use super::{PostgresLedger, begin, identity, now};
+use crate::export::{Change, Event, LONGEST_WAIT, Refused, State};
+use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::{Clock, Time};
@@ -15,6 +18,11 @@ const TURNS: i64 = 16;
 
 /// How long a user's row is waited for when nobody else has a job that may run.
 const PATIENCE_MS: &str = "1000";
+
+/// Reads jobs from the index in their order, and stops at the first. A planner that knows of few jobs of
+/// a user, since the others came after it had looked, would gather all of them and sort them.
+const IN_ORDER: &str =
+    "SET LOCAL enable_sort = off; SET LOCAL enable_bitmapscan = off; SET LOCAL jit = off";
 
 /// The condition of a job that may be claimed at `$2` with an encoder out of `$3`. A lease holds
 /// until its end, unless that is further ahead than two of its own lengths: then it was made by
@@ -58,6 +66,8 @@ pub(super) async fn claim(
     let mut passed: Vec<String> = Vec::new();
     loop {
         let tx = begin(&mut client).await?;
+        tx.batch_execute(IN_ORDER).await?;
+        identity(&*tx).await?;
         let turns = turns(&tx, offer, &passed, now(&*tx, &ledger.clock).await?).await?;
         let Some(first) = turns.users.first() else {
             return Ok(None);
@@ -71,6 +81,7 @@ pub(super) async fn claim(
                 continue;
             }
         };
+        failpoint!("claim.locked");
         let claimed = claim_of(&tx, offer, &user, &ledger.clock).await?;
         // Also without a claim: a job may have failed just now.
         tx.commit().await?;
@@ -225,6 +236,39 @@ async fn claim_of(
         .await?;
         return Ok(Some(Claim { id, export }));
     }
+}
+
+pub(super) async fn pass_over(
+    ledger: &PostgresLedger,
+    encoders: &[String],
+    patience: Duration,
+    limit: u32,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut client = ledger.pg.get().await?;
+    let tx = begin(&mut client).await?;
+    let now = now(&*tx, &ledger.clock).await?;
+    let sql = format!(
+        "SELECT {COLUMNS} FROM ibid.export
+         WHERE state = 'queued' AND waiting_type IS NULL AND due_at <= $1 AND encoder <> ALL ($2)
+         LIMIT $3 FOR UPDATE SKIP LOCKED"
+    );
+    let due_before = now.minus(patience).micros();
+    let rows = tx
+        .query_typed(
+            &sql,
+            &[int(&due_before), texts(&encoders), int(&i64::from(limit))],
+        )
+        .await?;
+    let mut passed_over = Vec::new();
+    for row in &rows {
+        let mut export = export_of(row)?;
+        if export.on(Event::PassedOver, now) == Ok(Change::Changed) {
+            store(&tx, &export).await?;
+            passed_over.push(export.job_id);
+        }
+    }
+    tx.commit().await?;
+    Ok(passed_over)
 }
 
 pub(super) async fn part_done(

@@ -3,7 +3,7 @@
 use rusqlite::{OptionalExtension as _, Transaction, params};
 
 use super::rows::{job_id, load, store, to_json};
-use crate::export::{Event, LONGEST_WAIT, Refused, State};
+use crate::export::{Change, Event, LONGEST_WAIT, Refused, State};
 use crate::ids::{ClaimId, JobId};
 use crate::ledger::{Claim, LedgerError, Offer, Part};
 use crate::time::Time;
@@ -100,6 +100,48 @@ pub(super) fn claim(
     Ok(None)
 }
 
+/// Jobs that have been due since `due_before` and have none of `encoders`, and do not say yet that
+/// they wait for one who has theirs.
+pub(super) fn foreign_jobs(
+    tx: &Transaction<'_>,
+    encoders: &[String],
+    due_before: Time,
+    limit: u32,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut statement = tx.prepare_cached(
+        "SELECT job_id FROM export
+         WHERE state = 'queued' AND state IN ('queued', 'running') AND waiting_type IS NULL
+           AND due_at <= ?1 AND encoder NOT IN (SELECT value FROM json_each(?2))
+         LIMIT ?3",
+    )?;
+    let encoders = to_json(&encoders)?;
+    let mut rows = statement.query(params![due_before.micros(), encoders, limit])?;
+    let mut jobs = Vec::new();
+    while let Some(row) = rows.next()? {
+        jobs.push(job_id(&row.get::<_, String>(0)?)?);
+    }
+    Ok(jobs)
+}
+
+/// Notes it on those of `jobs` that nobody has taken meanwhile.
+pub(super) fn pass_over(
+    tx: &Transaction<'_>,
+    jobs: Vec<JobId>,
+    now: Time,
+) -> Result<Vec<JobId>, LedgerError> {
+    let mut passed_over = Vec::new();
+    for job in jobs {
+        let Some(mut export) = load(tx, job)? else {
+            continue;
+        };
+        if export.on(Event::PassedOver, now) == Ok(Change::Changed) {
+            store(tx, &export)?;
+            passed_over.push(job);
+        }
+    }
+    Ok(passed_over)
+}
+
 pub(super) fn part_done(tx: &Transaction<'_>, job: JobId, part: &Part) -> Result<(), LedgerError> {
     let job = job.to_string();
     let held: bool = tx
@@ -148,4 +190,124 @@ pub(super) fn part_done(tx: &Transaction<'_>, job: JobId, part: &Part) -> Result
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
+
+    use rusqlite::Connection;
+
+    use super::*;
+    use crate::cut::CutRule;
+    use crate::export::{Recipe, Terms};
+    use crate::ids::UserId;
+    use crate::key::IdempotencyKey;
+    use crate::ledger::sqlite::SqliteLedger;
+    use crate::ledger::{Ledger as _, NewExport};
+    use crate::limits::Limits;
+    use crate::scope::{Format, Request, Scope};
+    use crate::snapshot::Snapshot;
+    use crate::source::{Sight, Windows};
+    use crate::sqlite::Db;
+    use crate::time::Clock;
+
+    const NOW: Time = Time::from_seconds(1_000);
+
+    fn offer(running_per_user: u64) -> Offer {
+        Offer {
+            encoders: vec!["e".to_owned()],
+            lease: Duration::from_secs(30),
+            terms: Terms {
+                max_attempts: 5,
+                retention: Duration::from_secs(1),
+            },
+            running_per_user,
+        }
+    }
+
+    /// A file with so many jobs of one user and one of another, who comes later.
+    async fn queue(folder: &tempfile::TempDir, count: u64) -> Connection {
+        let path = folder.path().join(format!("{count}.db"));
+        let ledger = SqliteLedger::new(Db::open(&path).unwrap(), Clock::frozen_at(NOW));
+        for user in ["ann", "eve"] {
+            let new = NewExport {
+                job_id: JobId::random().unwrap(),
+                user: UserId::parse(user).unwrap(),
+                key: IdempotencyKey::parse(b"key").unwrap(),
+                request: Request {
+                    scope: Scope::All,
+                    format: Format::JsonlGz,
+                },
+                recipe: Recipe {
+                    format: Format::JsonlGz,
+                    format_version: 1,
+                    encoder: "e".to_owned(),
+                    cut: CutRule {
+                        part_bytes: 1,
+                        part_messages: 0,
+                    },
+                },
+            };
+            let sight = Sight {
+                snapshot: Snapshot::up_to(0),
+                windows: Windows::new(Vec::new()),
+            };
+            let limits = Limits {
+                unfinished_per_user: 0,
+                exports_per_user_per_day: 0,
+            };
+            ledger.create(new, limits, Some(sight)).await.unwrap();
+        }
+        let mut connection = Connection::open(path).unwrap();
+        let tx = connection.transaction().unwrap();
+        for number in 1..count {
+            let job = JobId::random().unwrap().to_string();
+            tx.prepare_cached(
+                "INSERT INTO export
+                     (job_id, user_id, idempotency_key, fingerprint, scope, recipe, encoder,
+                      snapshot, messages_total, created_at, state, due_at)
+                 SELECT ?1, user_id, ?1, fingerprint, scope, recipe, encoder, snapshot,
+                        messages_total, created_at + ?2, state, due_at
+                 FROM export WHERE user_id = 'ann' AND idempotency_key = 'key'",
+            )
+            .unwrap()
+            .execute(params![job, number])
+            .unwrap();
+        }
+        tx.commit().unwrap();
+        connection
+    }
+
+    /// The steps of SQLite's machine are the work that it does, whatever else the computer does.
+    #[tokio::test]
+    async fn a_claim_takes_no_more_steps_when_one_user_has_ten_thousand_jobs() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut steps = Vec::new();
+        for count in [25, 10_000] {
+            let mut connection = queue(&folder, count).await;
+            let counted = Arc::new(AtomicU64::new(0));
+            let counting = Arc::clone(&counted);
+            let count_one = move || {
+                counting.fetch_add(1, Ordering::SeqCst);
+                false
+            };
+            connection.progress_handler(1, Some(count_one)).unwrap();
+            let tx = connection.transaction().unwrap();
+            let mut claimed = Vec::new();
+            // Without a cap, at the cap, and beyond it.
+            for cap in [0, 0, 2, 2, 2] {
+                let claim = claim(&tx, &offer(cap), NOW).unwrap();
+                claimed.push(claim.map(|claim| claim.export.user.to_string()));
+            }
+            let user = |name: &str| Some(name.to_owned());
+            assert_eq!(claimed, [user("ann"), user("eve"), user("ann"), None, None]);
+            steps.push(counted.load(Ordering::SeqCst));
+        }
+        eprintln!("{steps:?} steps");
+        assert!(steps[0] > 100, "nothing was counted: {steps:?}");
+        assert!(steps[1] <= steps[0] + steps[0] / 10, "{steps:?}");
+    }
 }

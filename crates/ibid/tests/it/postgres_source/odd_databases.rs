@@ -1,6 +1,7 @@
 //! Databases that are set up otherwise, and copies of one.
 
 use ibid::ledger::{CreateError, LedgerError};
+use ibid::postgres::Pg;
 
 use super::{Home, run};
 use crate::events::{edit, join, leave, say};
@@ -67,8 +68,8 @@ async fn collation_time_zone_and_other_settings_of_the_database_do_not_matter() 
 }
 
 #[tokio::test]
-async fn a_copy_of_the_database_is_refused_and_finishes_what_was_begun() {
-    let name = "a_copy_of_the_database_is_refused_and_finishes_what_was_begun";
+async fn a_copy_of_the_database_is_refused_and_once_adopted_finishes_what_was_begun() {
+    let name = "a_copy_of_the_database_is_refused_and_once_adopted_finishes_what_was_begun";
     let Some(server) = PgServer::start(name) else {
         return;
     };
@@ -91,6 +92,8 @@ async fn a_copy_of_the_database_is_refused_and_finishes_what_was_begun() {
         }
         other => panic!("{other:?}"),
     }
+    let pg = Pg::connect(&server.url("copy")).await.unwrap();
+    pg.adopt().await.unwrap();
     home.work().await;
     assert_eq!(super::bodies(&home.lines(job).await), ["one"]);
 }
