@@ -12,9 +12,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::Object;
-use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, GenericClient};
 
 use self::claim::{claim, part_done};
 use self::create::{create, replay, windows_of};
@@ -195,7 +194,7 @@ impl Ledger for PostgresLedger {
             return Err(LedgerError::LeaseLost);
         }
         export
-            .on(event, now(&*tx, &self.clock).await?)
+            .on(event, now(&tx, &self.clock).await?)
             .map_err(|refused| LedgerError::Refused(refused.state))?;
         store(&tx, &export).await?;
         tx.commit().await?;
@@ -206,7 +205,7 @@ impl Ledger for PostgresLedger {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
         let mut export = load(&tx, job).await?.ok_or(LedgerError::NotFound)?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         if export.state_at(now) == State::Expired && export.state != State::Expired {
             // The moment has passed, though nobody has swept yet.
             export
@@ -282,7 +281,7 @@ impl Ledger for PostgresLedger {
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         // Several may sweep at once; each takes jobs at which nobody else is.
         let sql = format!(
             "SELECT {COLUMNS} FROM ibid.export
@@ -334,7 +333,7 @@ impl Ledger for PostgresLedger {
     async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let before = now(&*tx, &self.clock).await?.minus(record).micros();
+        let before = now(&tx, &self.clock).await?.minus(record).micros();
         let rows = tx
             .query_typed(
                 "SELECT job_id FROM ibid.export
@@ -387,7 +386,7 @@ impl Ledger for PostgresLedger {
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         let expires_at = token.ttl.map(|ttl| now.plus(ttl));
         tx.execute_typed(
             "INSERT INTO ibid.token (sha256, token_id, user_id, role, created_at, expires_at)
@@ -467,7 +466,7 @@ impl Ledger for PostgresLedger {
 }
 
 async fn search(
-    client: &Object,
+    client: &Client,
     filter: &Filter,
     before: Option<Cursor>,
     limit: u32,

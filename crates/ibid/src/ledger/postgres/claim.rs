@@ -58,7 +58,7 @@ pub(super) async fn claim(
     let mut passed: Vec<String> = Vec::new();
     loop {
         let tx = begin(&mut client).await?;
-        let turns = turns(&tx, offer, &passed, now(&*tx, &ledger.clock).await?).await?;
+        let turns = turns(&tx, offer, &passed, now(&tx, &ledger.clock).await?).await?;
         let Some(first) = turns.users.first() else {
             return Ok(None);
         };
