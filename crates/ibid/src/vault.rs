@@ -1,5 +1,7 @@
 //! Where parts and artefacts are kept: an object store, which on a laptop is a folder.
 
+mod upload;
+
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,13 +13,12 @@ use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::multipart::MultipartStore;
 use object_store::prefix::PrefixStore;
-use object_store::{
-    BackoffConfig, ClientOptions, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutPayload,
-    RetryConfig,
-};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 
+use self::upload::JOIN_LIMIT;
+pub use self::upload::Upload;
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 
@@ -101,16 +102,6 @@ fn without_body(text: &str) -> String {
     }
 }
 
-/// The size of the pieces that an artefact is written to a disk in.
-const DISK_PIECE_BYTES: usize = 1024 * 1024;
-
-/// The least size of the pieces that an artefact is sent to an object store in. S3 takes pieces
-/// of 5 MiB to 5 GiB, the last may be smaller (Amazon S3 User Guide, multipart upload limits).
-const LEAST_PIECE_BYTES: u64 = 8 * 1024 * 1024;
-
-/// The most pieces of one object.
-const MOST_PIECES: u64 = 10_000;
-
 /// The size of the ranges in which an artefact is fetched from an object store. Each is one
 /// request, so a slow reader does not hold a request open; two are in memory for each download.
 const FETCH_BYTES: u64 = 1024 * 1024;
@@ -132,8 +123,15 @@ pub struct Vault {
 #[derive(Clone)]
 enum Place {
     Folder(PathBuf),
-    /// In it an object of any size is made out of pieces, under an id that can be given up.
-    Objects(Arc<dyn MultipartStore>),
+    Objects(Objects),
+}
+
+/// In it an object of any size is made out of pieces, under an id that can be given up.
+#[derive(Clone)]
+struct Objects {
+    store: Arc<dyn MultipartStore>,
+    /// The same store, of which an answer may take long to end, if it goes on.
+    joining: Arc<dyn MultipartStore>,
 }
 
 /// Whether the address of a vault is that of an object store that this program can use:
@@ -260,6 +258,7 @@ impl Vault {
         let options = given.into_iter();
         let client = ClientOptions::new()
             .with_timeout(REQUEST_LIMIT)
+            .with_read_timeout(REQUEST_LIMIT)
             .with_connect_timeout(CONNECT_LIMIT);
         let retry = RetryConfig {
             backoff: BackoffConfig {
@@ -273,15 +272,20 @@ impl Vault {
         // The builders have the same methods and no trait in common.
         macro_rules! store {
             ($builder:ty, $in_bucket:ident) => {{
-                let mut builder = <$builder>::new()
-                    .with_client_options(client)
-                    .with_retry(retry);
-                for (name, value) in options {
-                    if let Ok(key) = name.parse() {
-                        builder = builder.with_config(key, value);
+                let build = |limit: Option<(String, &str)>| {
+                    let mut builder = <$builder>::new()
+                        .with_client_options(client.clone())
+                        .with_retry(retry.clone());
+                    for (name, value) in options.clone().chain(limit) {
+                        if let Ok(key) = name.parse() {
+                            builder = builder.with_config(key, value);
+                        }
                     }
-                }
-                Vault::of(builder.$in_bucket(bucket).build()?, prefix)
+                    builder.$in_bucket(bucket).build()
+                };
+                let limit = format!("{}s", JOIN_LIMIT.as_secs());
+                let joining = build(Some(("timeout".to_owned(), &limit)))?;
+                Vault::of(build(None)?, joining, prefix)
             }};
         }
         Ok(match scheme {
@@ -291,11 +295,15 @@ impl Vault {
         })
     }
 
-    fn of<S: ObjectStore + MultipartStore + Clone>(store: S, prefix: &str) -> Vault {
+    fn of<S: ObjectStore + MultipartStore + Clone>(store: S, joining: S, prefix: &str) -> Vault {
         let store = PrefixStore::new(store, prefix);
-        Vault {
+        let objects = Objects {
             store: Arc::new(store.clone()),
-            place: Place::Objects(Arc::new(store)),
+            joining: Arc::new(PrefixStore::new(joining, prefix)),
+        };
+        Vault {
+            store: Arc::new(store),
+            place: Place::Objects(objects),
             least_free_bytes: 0,
         }
     }
@@ -429,41 +437,17 @@ impl Vault {
     /// Begins to write an object of `bytes` bytes, in order.
     pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
         self.check_room()?;
-        let path = key.path();
-        let (sink, piece_bytes) = match &self.place {
-            Place::Folder(_) => {
-                let file = self.store.put_multipart(&path).await?;
-                (Sink::File(file), DISK_PIECE_BYTES as u64)
-            }
-            Place::Objects(_) if bytes <= LEAST_PIECE_BYTES => {
-                (Sink::Object(Arc::clone(&self.store), path), bytes)
-            }
-            Place::Objects(store) => {
-                let id = store.create_multipart(&path).await?;
-                let pieces = Pieces {
-                    store: Arc::clone(store),
-                    path,
-                    id,
-                    sent: Vec::new(),
-                };
-                (Sink::Pieces(pieces), piece_bytes(bytes))
-            }
-        };
-        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
-        Ok(Upload {
-            sink,
-            pending: Vec::with_capacity(piece_bytes),
-            piece_bytes,
-        })
+        Upload::begin(self, key, bytes).await
     }
 
     /// Gives up an upload that was begun and not finished. One that is unknown, because it was
     /// finished or given up, is no error.
     pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
-        let Place::Objects(store) = &self.place else {
+        let Place::Objects(objects) = &self.place else {
             return Ok(());
         };
-        match store.abort_multipart(&key.path(), &upload.to_owned()).await {
+        let (path, id) = (key.path(), upload.to_owned());
+        match objects.store.abort_multipart(&path, &id).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -651,101 +635,6 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> + Send {
     })
 }
 
-/// The size of the pieces in which an object of `bytes` bytes is sent: as small as the most
-/// pieces allow, since one is kept in memory.
-fn piece_bytes(bytes: u64) -> u64 {
-    bytes.div_ceil(MOST_PIECES).max(LEAST_PIECE_BYTES)
-}
-
-/// An object that is being written.
-pub struct Upload {
-    sink: Sink,
-    pending: Vec<u8>,
-    piece_bytes: usize,
-}
-
-enum Sink {
-    File(Box<dyn MultipartUpload>),
-    /// Small enough to be sent at once, at the end.
-    Object(Arc<dyn ObjectStore>, object_store::path::Path),
-    Pieces(Pieces),
-}
-
-struct Pieces {
-    store: Arc<dyn MultipartStore>,
-    path: object_store::path::Path,
-    id: String,
-    sent: Vec<PartId>,
-}
-
-impl Upload {
-    /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
-    /// if it is neither finished nor given up. `None` where nothing can stay, and where the store
-    /// has no such ids: Azure forgets pieces by itself.
-    pub fn id(&self) -> Option<&str> {
-        match &self.sink {
-            Sink::Pieces(pieces) => Some(pieces.id.as_str()).filter(|id| !id.is_empty()),
-            Sink::File(_) | Sink::Object(..) => None,
-        }
-    }
-
-    /// Writes on.
-    pub async fn write(&mut self, mut bytes: &[u8]) -> Result<(), VaultError> {
-        while !bytes.is_empty() {
-            if self.pending.len() == self.piece_bytes {
-                self.flush().await?;
-            }
-            let room = self.piece_bytes - self.pending.len();
-            let (now, later) = bytes.split_at(room.min(bytes.len()));
-            self.pending.extend_from_slice(now);
-            bytes = later;
-        }
-        Ok(())
-    }
-
-    /// Ends it: when this has answered, the object is there, whole and safe.
-    pub async fn finish(mut self) -> Result<(), VaultError> {
-        if !self.pending.is_empty() {
-            self.flush().await?;
-        }
-        failpoint!("upload.sent");
-        match self.sink {
-            Sink::File(mut file) => {
-                file.complete().await?;
-            }
-            Sink::Object(..) => {}
-            Sink::Pieces(pieces) => {
-                let Pieces { store, path, .. } = &pieces;
-                let sent = pieces.sent.clone();
-                store.complete_multipart(path, &pieces.id, sent).await?;
-            }
-        }
-        Ok(())
-    }
-
-    async fn flush(&mut self) -> Result<(), VaultError> {
-        failpoint!("piece.before");
-        let next = Vec::with_capacity(self.piece_bytes);
-        let piece = PutPayload::from(std::mem::replace(&mut self.pending, next));
-        match &mut self.sink {
-            Sink::File(file) => file.put_part(piece).await?,
-            Sink::Object(store, path) => {
-                store.put(path, piece).await?;
-            }
-            Sink::Pieces(pieces) => {
-                let number = pieces.sent.len();
-                let sent = pieces
-                    .store
-                    .put_part(&pieces.path, &pieces.id, number, piece)
-                    .await?;
-                pieces.sent.push(sent);
-            }
-        }
-        failpoint!("piece.sent");
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -815,18 +704,6 @@ mod tests {
         ] {
             open(name, value).map(drop).unwrap();
         }
-    }
-
-    #[test]
-    fn pieces_are_as_small_as_the_limits_allow() {
-        const MIB: u64 = 1024 * 1024;
-        assert_eq!(piece_bytes(9 * MIB), 8 * MIB);
-        assert_eq!(piece_bytes(80_000 * MIB), 8 * MIB);
-        let more = 80_000 * MIB + 1;
-        assert_eq!(piece_bytes(more), 8 * MIB + 1);
-        assert!(more.div_ceil(piece_bytes(more)) <= MOST_PIECES);
-        // The largest object that S3 keeps.
-        assert!(piece_bytes(5 * 1024 * 1024 * MIB) < 5 * 1024 * MIB);
     }
 
     #[test]

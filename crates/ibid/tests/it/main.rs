@@ -11,6 +11,7 @@ mod golden;
 mod harness;
 mod importing;
 mod interruptions;
+mod joining;
 mod leases;
 mod nasty;
 mod object_store;
