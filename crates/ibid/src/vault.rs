@@ -54,18 +54,35 @@ pub enum VaultError {
     /// The store does not answer or refuses; it may later.
     #[error("the store failed: {0}")]
     Unavailable(String),
-    /// The disk has less room than is to be left on it.
-    #[error("only {free} bytes are free, and {least} are to be left")]
-    Full { free: u64, least: u64 },
+    /// The disk would have less room than is to be left on it.
+    #[error("only {free} bytes are free; {bytes} are to be written and {least} to be left")]
+    Full { bytes: u64, free: u64, least: u64 },
+    /// The disk has no room at all.
+    #[error("the disk is full: {0}")]
+    NoRoom(String),
 }
 
 impl From<object_store::Error> for VaultError {
     fn from(error: object_store::Error) -> VaultError {
         match error {
             object_store::Error::NotFound { .. } => VaultError::Missing,
+            other if is_of_full_disk(&other) => VaultError::NoRoom(describe(&other)),
             other => VaultError::Unavailable(without_body(&describe(&other))),
         }
     }
+}
+
+/// Whether a disk, or the share of it that this user may have, was full.
+fn is_of_full_disk(error: &object_store::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<std::io::Error>() {
+            return matches!(error.kind(), QuotaExceeded | StorageFull);
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// An error with its causes, which `Display` of most of them leaves out.
@@ -308,7 +325,7 @@ impl Vault {
         }
     }
 
-    /// The same, which begins to write nothing more while so many bytes are not free on its disk:
+    /// The same, which begins to write nothing that would leave fewer bytes free on its disk:
     /// others write there too, the database for one. An object store has no such end.
     #[must_use]
     pub fn leaving_free(mut self, bytes: u64) -> Vault {
@@ -316,7 +333,8 @@ impl Vault {
         self
     }
 
-    fn check_room(&self) -> Result<(), VaultError> {
+    /// Whether `bytes` more may be written.
+    fn check_room(&self, bytes: u64) -> Result<(), VaultError> {
         let (Place::Folder(folder), least) = (&self.place, self.least_free_bytes) else {
             return Ok(());
         };
@@ -327,8 +345,8 @@ impl Vault {
             VaultError::Unavailable(format!("cannot look at {}: {e}", folder.display()))
         })?;
         let free = found.f_bavail.saturating_mul(found.f_frsize);
-        if free < least {
-            return Err(VaultError::Full { free, least });
+        if free < least.saturating_add(bytes) {
+            return Err(VaultError::Full { bytes, free, least });
         }
         Ok(())
     }
@@ -343,7 +361,7 @@ impl Vault {
 
     /// Writes an object whole.
     pub async fn put(&self, key: Key, bytes: Vec<u8>) -> Result<(), VaultError> {
-        self.check_room()?;
+        self.check_room(bytes.len() as u64)?;
         self.store.put(&key.path(), bytes.into()).await?;
         Ok(())
     }
@@ -436,7 +454,7 @@ impl Vault {
 
     /// Begins to write an object of `bytes` bytes, in order.
     pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
-        self.check_room()?;
+        self.check_room(bytes)?;
         Upload::begin(self, key, bytes).await
     }
 

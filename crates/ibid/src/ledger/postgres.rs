@@ -521,6 +521,11 @@ impl From<tokio_postgres::Error> for LedgerError {
                  primary with --database."
                     .to_owned(),
             ),
+            Some(SqlState::DISK_FULL) => LedgerError::Unusable(
+                "The disk of the database is full, so nothing can be written. Free some space, \
+                 then try again."
+                    .to_owned(),
+            ),
             // A constraint: something else than this program wrote here.
             Some(code) if code.code().starts_with("23") => LedgerError::Unreadable(what),
             _ => LedgerError::Unavailable(what),

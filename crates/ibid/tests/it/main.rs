@@ -6,6 +6,7 @@ mod continuing;
 mod creation;
 mod events;
 mod faults;
+mod full_disk;
 mod generate;
 mod golden;
 mod harness;
