@@ -231,6 +231,7 @@ impl Worker {
         let settled = loop {
             let failed = match self.tell(claim, &worked).await {
                 Ok(export) => break Some(export),
+                Err(LedgerError::LeaseLost) if failures > 0 => break self.heard(claim).await,
                 Err(failed) => failed,
             };
             failures += 1;
@@ -254,6 +255,15 @@ impl Worker {
         failpoint!("attempt.settled");
         self.tidy(job).await;
         (settled, error)
+    }
+
+    /// The job, if the ledger had heard that it was done, and its answer was lost.
+    async fn heard(&self, claim: &Claim) -> Option<Export> {
+        let found = self.workshop.ledger.find(claim.export.job_id).await;
+        let export = found.ok()??.export;
+        let made = export.artefact.as_ref();
+        made.is_some_and(|made| made.claim == claim.id)
+            .then_some(export)
     }
 
     /// Tells the ledger once.
