@@ -142,10 +142,11 @@ impl Disk {
     }
 
     fn remount(&self, how: &str) {
-        let options = format!("remount,{how}");
-        run(Command::new("mount")
-            .args(["-o", &options])
-            .arg(self.path()));
+        // All is said again: what `mount` adds by itself is not allowed in a namespace.
+        let options = format!("remount,{how},size=64m");
+        let mut command = Command::new("mount");
+        command.args(["-t", "tmpfs", "-o", &options, "ibid"]);
+        run(command.arg(self.path()));
     }
 }
 
