@@ -3,8 +3,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
@@ -26,6 +26,8 @@ pub struct Weather {
     losses: AtomicU32,
     /// How long each chunk is held back.
     delay_ms: AtomicU64,
+    /// The next time that these bytes are asked, the connection ends instead of an answer.
+    unanswered: Mutex<Option<&'static [u8]>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,16 @@ impl Weather {
         self.cuts.store(cuts, Ordering::SeqCst);
         self.losses.store(losses, Ordering::SeqCst);
         self.delay_ms.store(delay_ms, Ordering::SeqCst);
+    }
+
+    /// Lets a server do, once, what these bytes ask for, and loses the answer.
+    pub fn lose_answer_to(&self, asked: &'static [u8]) {
+        *self.unanswered.lock().unwrap() = Some(asked);
+    }
+
+    fn loses_answer_to(&self, chunk: &[u8]) -> bool {
+        let holds = |asked: &mut &[u8]| chunk.windows(asked.len()).any(|bytes| bytes == *asked);
+        self.unanswered.lock().unwrap().take_if(holds).is_some()
     }
 
     async fn next(&self) -> Fate {
@@ -140,16 +152,26 @@ where
 {
     let (from_client, to_client) = tokio::io::split(client);
     let (from_server, to_server) = tokio::io::split(server);
+    let unanswered = AtomicBool::new(false);
+    let asked = |chunk: &[u8]| {
+        if weather.loses_answer_to(chunk) {
+            unanswered.store(true, Ordering::SeqCst);
+        }
+        true
+    };
+    let answered = |_: &[u8]| !unanswered.load(Ordering::SeqCst);
     tokio::select! {
-        () = flow(from_client, to_server, &weather) => {}
-        () = flow(from_server, to_client, &weather) => {}
+        () = flow(from_client, to_server, &weather, asked) => {}
+        () = flow(from_server, to_client, &weather, answered) => {}
     }
 }
 
+/// Passes chunks on as long as `may_pass` says so.
 async fn flow(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     weather: &Weather,
+    may_pass: impl Fn(&[u8]) -> bool,
 ) {
     let mut chunk = vec![0; 16 * 1024];
     let mut lost = false;
@@ -158,6 +180,9 @@ async fn flow(
             Fate::Cut => return,
             Fate::Lost => lost = true,
             Fate::Passes => {}
+        }
+        if !may_pass(&chunk[..length]) {
+            return;
         }
         if !lost && to.write_all(&chunk[..length]).await.is_err() {
             return;

@@ -7,17 +7,21 @@ use std::time::Duration;
 
 use ibid::export::{Export, State};
 use ibid::ids::JobId;
+use ibid::ledger::postgres::PostgresLedger;
+use ibid::postgres::Pg;
 use ibid::work::Workshop;
 use ibid::worker::{AttemptReport, Worker, WorkerTerms};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::events::chat;
-use crate::harness::{Database, Installation, On, UNTIL_IDLE, on_postgres, until};
+use crate::harness::{Database, Installation, On, UNTIL_IDLE, on_postgres, until, work};
 use crate::interruptions::{InterruptedLedger, InterruptedSource, Step, Then};
+use crate::proxy::PgProxy;
 
 on_postgres!(
     a_claim_that_is_cut_off_is_made_again,
+    a_claim_whose_answer_is_lost_is_held,
     a_page_that_is_cut_off_is_waited_for,
     a_lease_whose_renewal_is_cut_off_is_kept,
     a_part_whose_record_is_cut_off_is_recorded_later,
@@ -108,6 +112,25 @@ async fn a_claim_that_is_cut_off_is_made_again(on: &On) {
     assert_eq!((export.attempts, export.strikes), (1, 0));
     assert!(home.file(job).await == file);
     working.stop().await;
+}
+
+async fn a_claim_whose_answer_is_lost_is_held(on: &On) {
+    let On::Postgres(server) = on else {
+        unreachable!("it is a test on PostgreSQL");
+    };
+    let (home, _, file) = created(on).await;
+    let job = home.export("ann", "all").await;
+    let before = PgProxy::start(server);
+    let pg = Pg::connect(&before.url(home.postgres().name())).await;
+    let mut workshop = home.exporter.workshop(2, None);
+    workshop.ledger = Arc::new(PostgresLedger::new(pg.unwrap(), home.clock.clone()));
+    // The first one is that of the claim.
+    before.proxy.weather.lose_answer_to(b"COMMIT\0");
+    let reports = work(workshop, UNTIL_IDLE).await;
+    assert_eq!(reports.len(), 1);
+    let export = home.find(job).await.export;
+    assert_eq!((export.state, export.attempts), (State::Done, 1));
+    assert!(home.file(job).await == file);
 }
 
 async fn a_page_that_is_cut_off_is_waited_for(on: &On) {

@@ -73,12 +73,25 @@ pub(super) async fn claim(
         };
         let claimed = claim_of(&tx, offer, &user, &ledger.clock).await?;
         // Also without a claim: a job may have failed just now.
-        tx.commit().await?;
+        match tx.commit().await {
+            // Whether the job is held now is not known. If it is, nobody else would work on it
+            // until the lease lapses; if not, the first write under the claim is refused.
+            Err(error) if claimed.is_some() && is_unanswered(&error) => {}
+            committed => committed?,
+        }
         if claimed.is_some() {
             return Ok(claimed);
         }
         passed.push(user);
     }
+}
+
+/// Whether the connection ended before it was said what came of a commit. A server that ends it
+/// may have committed (class 57, operator intervention).
+fn is_unanswered(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_none_or(|code| code.code().starts_with("57"))
 }
 
 async fn turns(
