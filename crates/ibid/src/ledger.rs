@@ -423,7 +423,10 @@ pub enum LedgerError {
 
 impl From<crate::sqlite::DbError> for LedgerError {
     fn from(error: crate::sqlite::DbError) -> LedgerError {
-        LedgerError::Unavailable(error.to_string())
+        match error.advice() {
+            Some(what) => LedgerError::Unusable(what.to_owned()),
+            None => LedgerError::Unavailable(error.to_string()),
+        }
     }
 }
 

@@ -4,13 +4,12 @@
 //! statements, so that a pooler in transaction mode can stand between.
 
 mod own_tables;
+mod pool;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use deadpool_postgres::{
-    Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime, Transaction as Begun,
-};
+use deadpool::managed::Pool;
 use tokio::sync::Notify;
 use tokio_postgres::config::SslMode;
 use tokio_postgres::error::SqlState;
@@ -20,6 +19,8 @@ use tokio_postgres::{AsyncMessage, Client, Config, IsolationLevel, NoTls, Socket
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 pub use self::own_tables::OwnTables;
+use self::pool::Connections;
+pub(crate) use self::pool::Lent;
 use crate::contents::{Contents, Pins};
 use crate::next_release;
 
@@ -41,9 +42,6 @@ const OLDEST_SERVER: i32 = 150_000;
 /// The lock that migrations of several nodes are serialised by: "ibid" and a version.
 const MIGRATION_LOCK: i64 = 0x6962_6964_0001;
 
-/// Connections of one process.
-const CONNECTIONS: usize = 16;
-
 /// Whether the database is the one that ibid has worked in, of its row `a` in `ibid.anchor`: a
 /// restored dump, a logical copy and an upgraded cluster have another number, or are another
 /// database of the same one. A copy of a server's files (a base backup, a disk's snapshot) is not
@@ -61,6 +59,11 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(1);
 
 /// How long a connection is waited for.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// After how long without a word it is asked whether the other end of a connection is still there,
+/// and how long it may take to say so. Connections on which nobody asks anything need it, too: the
+/// one on which jobs are listened for.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// Why the database cannot be used. No password stands in any of them.
 #[derive(Debug, thiserror::Error)]
@@ -116,8 +119,9 @@ fn describe(error: &tokio_postgres::Error) -> String {
 /// A handle to the database. Clones share one pool of connections.
 #[derive(Clone)]
 pub struct Pg {
-    pool: Pool,
+    pool: Pool<Connections>,
     config: Arc<Config>,
+    answer_limit: Duration,
 }
 
 impl std::fmt::Debug for Pg {
@@ -144,38 +148,29 @@ impl Pg {
         if config.get_connect_timeout().is_none() {
             config.connect_timeout(PATIENCE);
         }
-        let manager_config = ManagerConfig {
-            recycling_method: RecyclingMethod::Fast,
-        };
-        let manager = match config.get_ssl_mode() {
-            SslMode::Require => Manager::from_config(config.clone(), tls()?, manager_config),
+        if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
+            config.keepalives_idle(SILENCE);
+            config.keepalives_interval(SILENCE / 6);
+        }
+        if config.get_tcp_user_timeout().is_none() {
+            config.tcp_user_timeout(SILENCE);
+        }
+        let tls = match config.get_ssl_mode() {
+            SslMode::Require => Some(tls()?),
             _ => {
                 config.ssl_mode(SslMode::Disable);
-                Manager::from_config(config.clone(), NoTls, manager_config)
+                None
             }
         };
-        let pool = Pool::builder(manager)
-            .max_size(CONNECTIONS)
-            .runtime(Runtime::Tokio1)
-            .wait_timeout(Some(PATIENCE))
-            .create_timeout(Some(PATIENCE))
-            .build()
-            .map_err(|e| ConnectError::Unreachable(e.to_string()))?;
+        let pool = pool::of(config.clone(), tls)?;
         let config = Arc::new(config);
-        let pg = Pg { pool, config };
+        let pg = Pg {
+            pool,
+            config,
+            answer_limit: pool::ANSWER_LIMIT,
+        };
         pg.check_server().await?;
         Ok(pg)
-    }
-
-    /// A connection of the pool.
-    ///
-    /// # Errors
-    /// None can be had.
-    pub async fn get(&self) -> Result<Object, PgError> {
-        self.pool.get().await.map_err(|error| match error {
-            deadpool_postgres::PoolError::Backend(error) => PgError::Postgres(error),
-            other => PgError::Pool(other.to_string()),
-        })
     }
 
     /// Wakes `wake` whenever a job is created, on any node, until it is dropped. Listens on a
@@ -201,12 +196,14 @@ impl Pg {
         T: MakeTlsConnect<Socket>,
         T::Stream: Send + 'static,
     {
-        let (client, mut connection) = match self.config.connect(tls).await {
-            Ok(connected) => connected,
-            Err(error) => {
+        let connecting = tokio::time::timeout(PATIENCE, self.config.connect(tls));
+        let (client, mut connection) = match connecting.await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(error)) => {
                 tracing::debug!(error = describe(&error), "jobs cannot be listened for yet");
                 return;
             }
+            Err(_) => return,
         };
         let messages = async {
             loop {
@@ -218,13 +215,15 @@ impl Pg {
             }
         };
         let listening = async {
-            match client.batch_execute("LISTEN ibid_jobs").await {
-                Ok(()) => {
+            let asked = client.batch_execute("LISTEN ibid_jobs");
+            match tokio::time::timeout(PATIENCE, asked).await {
+                Ok(Ok(())) => {
                     wake.notify_one();
                     // The client is kept: without it the connection ends.
                     std::future::pending::<()>().await;
                 }
-                Err(error) => tracing::debug!(error = describe(&error), "LISTEN failed"),
+                Ok(Err(error)) => tracing::debug!(error = describe(&error), "LISTEN failed"),
+                Err(_) => {}
             }
         };
         tokio::select! {
@@ -275,7 +274,7 @@ impl Pg {
     /// The schema is newer, or a statement failed; nothing was changed then.
     pub async fn migrate(&self) -> Result<usize, ConnectError> {
         let failed = |e: tokio_postgres::Error| ConnectError::Migration(describe(&e));
-        let mut client = self.get().await.map_err(unreachable)?;
+        let mut client = self.get_for_long().await.map_err(unreachable)?;
         let transaction = begin(&mut client).await.map_err(unreachable)?;
         transaction
             .execute_typed(
@@ -352,7 +351,7 @@ impl Pg {
     /// The schema is not up to date, or the database does not answer.
     pub async fn inspect(&self) -> Result<PgInspection, ConnectError> {
         self.check_schema().await?;
-        let mut client = self.get().await.map_err(unreachable)?;
+        let mut client = self.get_for_long().await.map_err(unreachable)?;
         let own_tables = own_tables::inspect(&mut client)
             .await
             .map_err(unreachable)?;
@@ -430,7 +429,7 @@ impl Pg {
     pub async fn adopt(&self) -> Result<(), ConnectError> {
         let failed = |e: tokio_postgres::Error| ConnectError::Adoption(describe(&e));
         self.check_schema().await?;
-        let mut client = self.get().await.map_err(unreachable)?;
+        let mut client = self.get_for_long().await.map_err(unreachable)?;
         let transaction = begin(&mut client).await.map_err(unreachable)?;
         let standby = transaction
             .query_typed_one("SELECT pg_is_in_recovery()", &[])
@@ -466,7 +465,7 @@ impl Pg {
 /// Begins a transaction that sees with each statement what was committed before it, whatever
 /// the database or the role has as its default. Of a process that stands still in the middle of
 /// one, or is cut off, the server ends it, so that its locks are in nobody's way for long.
-pub(crate) async fn begin(client: &mut Object) -> Result<Begun<'_>, PgError> {
+pub(crate) async fn begin(client: &mut Lent) -> Result<Transaction<'_>, PgError> {
     let begun = client
         .build_transaction()
         .isolation_level(IsolationLevel::ReadCommitted)

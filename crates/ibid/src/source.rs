@@ -392,7 +392,10 @@ pub enum SourceError {
 
 impl From<crate::sqlite::DbError> for SourceError {
     fn from(error: crate::sqlite::DbError) -> SourceError {
-        SourceError::Unavailable(error.to_string())
+        match error.advice() {
+            Some(what) => SourceError::Refused(what.to_owned()),
+            None => SourceError::Unavailable(error.to_string()),
+        }
     }
 }
 

@@ -93,6 +93,27 @@ pub enum DbError {
     Closed,
 }
 
+impl DbError {
+    /// What is to be done where the file can be read but nothing can be written to it.
+    pub(crate) fn advice(&self) -> Option<&'static str> {
+        use rusqlite::ErrorCode;
+        let DbError::Sqlite(error) = self else {
+            return None;
+        };
+        match error.sqlite_error_code()? {
+            ErrorCode::DiskFull => Some(
+                "The disk of the database is full, so nothing can be written. Free some space, \
+                 then try again.",
+            ),
+            ErrorCode::ReadOnly | ErrorCode::PermissionDenied => Some(
+                "The database cannot be written. Make its file and folder writable, then try \
+                 again.",
+            ),
+            _ => None,
+        }
+    }
+}
+
 type Work = Box<dyn FnOnce(&mut Connection) + Send>;
 
 /// A handle to the file. Clones share one thread that writes and a few that read, so that

@@ -22,13 +22,14 @@ use object_store::prefix::PrefixStore;
 use object_store::signer::Signer;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreExt as _, RetryConfig};
 
+use self::upload::JOIN_LIMIT;
+pub use self::upload::Upload;
 use crate::failpoint::failpoint;
 use crate::ids::{ClaimId, JobId};
 
 pub use error::VaultError;
 pub use presign::Asked;
 pub use probe::PROBE_PREFIX;
-pub use upload::Upload;
 
 use disk::{delete_files, names_in, on_disk};
 
@@ -86,11 +87,16 @@ struct Signing {
 #[derive(Clone)]
 enum Place {
     Folder(PathBuf),
-    /// In it an object of any size is made out of pieces, under an id that can be given up.
-    Objects {
-        pieces: Arc<dyn MultipartStore>,
-        pieces_take_attributes: bool,
-    },
+    Objects(Objects),
+}
+
+/// In it an object of any size is made out of pieces, under an id that can be given up.
+#[derive(Clone)]
+struct Objects {
+    store: Arc<dyn MultipartStore>,
+    /// The same store, of which an answer may take long to end, if it goes on.
+    joining: Arc<dyn MultipartStore>,
+    pieces_take_attributes: bool,
 }
 
 /// Whether the address of a vault is that of an object store that this program can use:
@@ -218,6 +224,7 @@ impl Vault {
         let options = given.into_iter();
         let client = ClientOptions::new()
             .with_timeout(REQUEST_LIMIT)
+            .with_read_timeout(REQUEST_LIMIT)
             .with_connect_timeout(CONNECT_LIMIT)
             // Where an object that is sent in pieces takes no attributes.
             .with_content_type_for_suffix("gz", "application/gzip");
@@ -233,15 +240,20 @@ impl Vault {
         // The builders have the same methods and no trait in common.
         macro_rules! store {
             ($builder:ty, $in_bucket:ident) => {{
-                let mut builder = <$builder>::new()
-                    .with_client_options(client)
-                    .with_retry(retry);
-                for (name, value) in options {
-                    if let Ok(key) = name.parse() {
-                        builder = builder.with_config(key, value);
+                let build = |limit: Option<(String, &str)>| {
+                    let mut builder = <$builder>::new()
+                        .with_client_options(client.clone())
+                        .with_retry(retry.clone());
+                    for (name, value) in options.clone().chain(limit) {
+                        if let Ok(key) = name.parse() {
+                            builder = builder.with_config(key, value);
+                        }
                     }
-                }
-                Vault::of(builder.$in_bucket(bucket).build()?, scheme, prefix)
+                    builder.$in_bucket(bucket).build()
+                };
+                let limit = format!("{}s", JOIN_LIMIT.as_secs());
+                let joining = build(Some(("timeout".to_owned(), &limit)))?;
+                Vault::of(build(None)?, joining, scheme, prefix)
             }};
         }
         Ok(match scheme {
@@ -251,27 +263,29 @@ impl Vault {
         })
     }
 
-    fn of<S>(store: S, scheme: &str, prefix: &str) -> Vault
+    fn of<S>(store: S, joining: S, scheme: &str, prefix: &str) -> Vault
     where
         S: ObjectStore + MultipartStore + Signer + Clone,
     {
         let store = PrefixStore::new(store, prefix);
         let is_azure = scheme == "az";
+        let objects = Objects {
+            store: Arc::new(store.clone()),
+            joining: Arc::new(PrefixStore::new(joining, prefix)),
+            pieces_take_attributes: !is_azure,
+        };
         Vault {
             store: Arc::new(store.clone()),
             signing: Some(Signing {
-                signer: Arc::new(store.clone()),
+                signer: Arc::new(store),
                 is_azure,
             }),
-            place: Place::Objects {
-                pieces: Arc::new(store),
-                pieces_take_attributes: !is_azure,
-            },
+            place: Place::Objects(objects),
             least_free_bytes: 0,
         }
     }
 
-    /// The same, which begins to write nothing more while so many bytes are not free on its disk:
+    /// The same, which begins to write nothing that would leave fewer bytes free on its disk:
     /// others write there too, the database for one. An object store has no such end.
     #[must_use]
     pub fn leaving_free(mut self, bytes: u64) -> Vault {
@@ -279,7 +293,8 @@ impl Vault {
         self
     }
 
-    fn check_room(&self) -> Result<(), VaultError> {
+    /// Whether `bytes` more may be written.
+    fn check_room(&self, bytes: u64) -> Result<(), VaultError> {
         let (Place::Folder(folder), least) = (&self.place, self.least_free_bytes) else {
             return Ok(());
         };
@@ -290,8 +305,8 @@ impl Vault {
             VaultError::Unavailable(format!("cannot look at {}: {e}", folder.display()))
         })?;
         let free = found.f_bavail.saturating_mul(found.f_frsize);
-        if free < least {
-            return Err(VaultError::Full { free, least });
+        if free < least.saturating_add(bytes) {
+            return Err(VaultError::Full { bytes, free, least });
         }
         Ok(())
     }
@@ -306,7 +321,7 @@ impl Vault {
 
     /// Writes an object whole.
     pub async fn put(&self, key: Key, bytes: Vec<u8>) -> Result<(), VaultError> {
-        self.check_room()?;
+        self.check_room(bytes.len() as u64)?;
         self.store.put(&key.path(), bytes.into()).await?;
         Ok(())
     }

@@ -177,10 +177,10 @@ impl From<SourceError> for WorkError {
 impl From<VaultError> for WorkError {
     fn from(error: VaultError) -> WorkError {
         match error {
-            VaultError::Full { .. } => WorkError::hindered(
+            VaultError::Full { .. } | VaultError::NoRoom(_) => WorkError::hindered(
                 "storage-full",
                 format!(
-                    "The disk of artefacts is nearly full: {error}. It is tried again by itself; \
+                    "The disk of artefacts has no room ({error}). It is tried again by itself; \
                      free space."
                 ),
             ),

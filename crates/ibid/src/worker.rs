@@ -167,10 +167,10 @@ impl Worker {
         failpoint!("attempt.claimed");
         let worked = tokio::select! {
             worked = self.workshop.run(&claim, stop, &tally) => worked,
-            () = self.keep_lease(&claim) => Err(WorkError::LeaseLost),
+            lost = self.keep_lease(&claim) => Err(lost),
         };
         failpoint!("attempt.worked");
-        let (settled, error) = self.settle(&claim, worked).await;
+        let (settled, error) = self.settle(&claim, worked, stop).await;
         failpoint!("attempt.tidied");
         let artefact = settled
             .as_ref()
@@ -206,8 +206,9 @@ impl Worker {
         report
     }
 
-    /// Renews the lease until it is lost.
-    async fn keep_lease(&self, claim: &Claim) {
+    /// Renews the lease until it is lost, or nobody answers until it ends; says which.
+    async fn keep_lease(&self, claim: &Claim) -> WorkError {
+        let mut last = "it took too long".to_owned();
         let mut deadline = Instant::now() + self.terms.lease;
         let mut pulse = tokio::time::interval(self.terms.lease / 3);
         pulse.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -222,69 +223,115 @@ impl Worker {
                     failpoint!("lease.renewed");
                     deadline = asked + self.terms.lease;
                 }
-                Ok(Err(LedgerError::LeaseLost)) => return,
-                Ok(Err(error)) => tracing::warn!(%error, "the lease could not be renewed yet"),
+                Ok(Err(LedgerError::LeaseLost)) => return WorkError::LeaseLost,
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "the lease could not be renewed yet");
+                    last = error.to_string();
+                }
                 Err(_) => {}
             }
             if Instant::now() >= deadline {
-                return;
+                return LedgerError::Unavailable(last).into();
             }
         }
     }
 
     /// Tells the ledger how the attempt ended; gives the job as it is then, if it is still
     /// this worker's, and the error.
+    ///
+    /// A ledger that does not answer is told when it does: what stopped the work is often that it
+    /// is away, and a lease that lapses instead counts as an attempt, and an artefact that is whole
+    /// would be made once more.
     async fn settle(
         &self,
         claim: &Claim,
         worked: Result<Worked, WorkError>,
+        stop: &CancellationToken,
     ) -> (Option<Export>, Option<Problem>) {
-        let terms = self.terms.terms;
-        let (event, error) = match worked {
-            Ok(Worked::Whole(artefact)) => (Event::Finished { artefact, terms }, None),
-            Ok(Worked::Stopped) => (Event::GivenBack, None),
+        let job = claim.export.job_id;
+        let error = match &worked {
+            Ok(_) => None,
             Err(WorkError::LeaseLost) => {
-                self.tidy(claim.export.job_id).await;
+                self.tidy(job).await;
                 return (None, None);
             }
-            Err(WorkError::Retry(problem)) => {
-                let retry_at = match self.workshop.ledger.now().await {
-                    Ok(now) => now.plus(backoff(claim.export.strikes)),
-                    Err(_) => return (None, Some(problem)),
-                };
-                let error = Some(problem.clone());
-                let event = Event::Faltered {
-                    problem,
-                    retry_at,
-                    terms,
-                };
-                (event, error)
-            }
-            Err(WorkError::Hindered(problem)) => {
-                let retry_at = match self.workshop.ledger.now().await {
-                    Ok(now) => now.plus(patience(claim.export.waiting.as_ref(), now)),
-                    Err(_) => return (None, Some(problem)),
-                };
-                let error = Some(problem.clone());
-                (Event::Hindered { problem, retry_at }, error)
-            }
-            Err(WorkError::GiveUp(problem)) => {
-                let error = Some(problem.clone());
-                (Event::GaveUp { problem, terms }, error)
-            }
+            Err(
+                WorkError::Retry(problem)
+                | WorkError::Hindered(problem)
+                | WorkError::GiveUp(problem),
+            ) => Some(problem.clone()),
         };
-        let job = claim.export.job_id;
-        let settled = match self.workshop.ledger.settle(job, claim.id, event).await {
-            Ok(export) => Some(export),
-            Err(error) => {
-                // The lease will lapse, and the next worker goes on from what is recorded.
-                tracing::warn!(%job, %error, "the end of the attempt could not be recorded");
-                None
+        let mut failures = 0;
+        let settled = loop {
+            let failed = match self.tell(claim, &worked).await {
+                Ok(export) => break Some(export),
+                Err(LedgerError::LeaseLost) if failures > 0 => break self.heard(claim).await,
+                Err(failed) => failed,
+            };
+            failures += 1;
+            let passes = matches!(
+                failed,
+                LedgerError::Unavailable(_) | LedgerError::Unusable(_)
+            );
+            if failures == 1 || !passes {
+                tracing::warn!(%job, error = %failed, "the end of the attempt is not recorded");
+            }
+            // The lease lapses then, and the next worker goes on from what is recorded.
+            let enough = self.terms.until_idle && failures > MOST_FAILURES;
+            if !passes || enough {
+                break None;
+            }
+            let pause = tokio::time::sleep(self.terms.poll);
+            if stop.run_until_cancelled(pause).await.is_none() {
+                break None;
             }
         };
         failpoint!("attempt.settled");
         self.tidy(job).await;
         (settled, error)
+    }
+
+    /// The job, if the ledger had heard that it was done, and its answer was lost.
+    async fn heard(&self, claim: &Claim) -> Option<Export> {
+        let found = self.workshop.ledger.find(claim.export.job_id).await;
+        let export = found.ok()??.export;
+        let made = export.artefact.as_ref();
+        made.is_some_and(|made| made.claim == claim.id)
+            .then_some(export)
+    }
+
+    /// Tells the ledger once.
+    async fn tell(
+        &self,
+        claim: &Claim,
+        worked: &Result<Worked, WorkError>,
+    ) -> Result<Export, LedgerError> {
+        let (ledger, terms) = (&self.workshop.ledger, self.terms.terms);
+        let event = match worked {
+            Ok(Worked::Whole(artefact)) => Event::Finished {
+                artefact: artefact.clone(),
+                terms,
+            },
+            Ok(Worked::Stopped) => Event::GivenBack,
+            Err(WorkError::LeaseLost) => return Err(LedgerError::LeaseLost),
+            Err(WorkError::Retry(problem)) => Event::Faltered {
+                problem: problem.clone(),
+                retry_at: ledger.now().await?.plus(backoff(claim.export.strikes)),
+                terms,
+            },
+            Err(WorkError::Hindered(problem)) => {
+                let now = ledger.now().await?;
+                Event::Hindered {
+                    problem: problem.clone(),
+                    retry_at: now.plus(patience(claim.export.waiting.as_ref(), now)),
+                }
+            }
+            Err(WorkError::GiveUp(problem)) => Event::GaveUp {
+                problem: problem.clone(),
+                terms,
+            },
+        };
+        ledger.settle(claim.export.job_id, claim.id, event).await
     }
 
     /// Deletes what the ledger does not name: parts that went into the artefact, what an attempt

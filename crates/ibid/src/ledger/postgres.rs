@@ -12,9 +12,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use deadpool_postgres::Object;
-use tokio_postgres::GenericClient;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::{Client, GenericClient};
 
 use self::claim::{claim, part_done, pass_over};
 use self::create::{create, replay, windows_of};
@@ -204,7 +203,7 @@ impl Ledger for PostgresLedger {
             return Err(LedgerError::LeaseLost);
         }
         export
-            .on(event, now(&*tx, &self.clock).await?)
+            .on(event, now(&tx, &self.clock).await?)
             .map_err(|refused| LedgerError::Refused(refused.state))?;
         store(&tx, &export).await?;
         tx.commit().await?;
@@ -215,7 +214,7 @@ impl Ledger for PostgresLedger {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
         let mut export = load(&tx, job).await?.ok_or(LedgerError::NotFound)?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         if export.state_at(now) == State::Expired && export.state != State::Expired {
             // The moment has passed, though nobody has swept yet.
             export
@@ -296,7 +295,7 @@ impl Ledger for PostgresLedger {
     async fn expire(&self, limit: u32) -> Result<Vec<JobId>, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         let ended = now.minus(LAST_DOWNLOADS);
         // Several may sweep at once; each takes jobs at which nobody else is.
         let sql = format!(
@@ -355,7 +354,7 @@ impl Ledger for PostgresLedger {
     async fn forget(&self, record: Duration, limit: u32) -> Result<u64, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let before = now(&*tx, &self.clock).await?.minus(record).micros();
+        let before = now(&tx, &self.clock).await?.minus(record).micros();
         let rows = tx
             .query_typed(
                 "SELECT job_id FROM ibid.export
@@ -405,7 +404,7 @@ impl Ledger for PostgresLedger {
     async fn add_token(&self, token: NewToken) -> Result<Option<Time>, LedgerError> {
         let mut client = self.pg.get().await?;
         let tx = begin(&mut client).await?;
-        let now = now(&*tx, &self.clock).await?;
+        let now = now(&tx, &self.clock).await?;
         let expires_at = token.ttl.map(|ttl| now.plus(ttl));
         tx.execute_typed(
             "INSERT INTO ibid.token (sha256, token_id, user_id, role, created_at, expires_at)
@@ -498,7 +497,7 @@ async fn identity(client: &(impl GenericClient + Sync)) -> Result<String, Ledger
 }
 
 async fn search(
-    client: &Object,
+    client: &Client,
     filter: &Filter,
     before: Option<Cursor>,
     limit: u32,
@@ -551,6 +550,11 @@ impl From<tokio_postgres::Error> for LedgerError {
             Some(SqlState::READ_ONLY_SQL_TRANSACTION) => LedgerError::Unusable(
                 "The database takes no writes, as a standby does. Give ibid the address of the \
                  primary with --database."
+                    .to_owned(),
+            ),
+            Some(SqlState::DISK_FULL) => LedgerError::Unusable(
+                "The disk of the database is full, so nothing can be written. Free some space, \
+                 then try again."
                     .to_owned(),
             ),
             // A constraint: something else than this program wrote here.

@@ -1,8 +1,8 @@
 //! A look at an application's own tables behind the relations of the log: what can be checked of
 //! the conditions in docs/own-tables.md.
 
-use deadpool_postgres::{Object, Transaction as Begun};
 use serde_json::Value;
+use tokio_postgres::Transaction as Begun;
 use tokio_postgres::types::Type;
 use tokio_postgres::{SimpleQueryMessage, Transaction};
 
@@ -90,7 +90,7 @@ const XID_DEFAULT: &str = "pg_current_xact_id()";
 const GSEQ_DEFAULT: &str = "nextval('ibid.log_gseq'::regclass)";
 
 /// Looks at the relations of the log; `None` where all of them are ibid's own tables.
-pub(super) async fn inspect(client: &mut Object) -> Result<Option<OwnTables>, PgError> {
+pub(super) async fn inspect(client: &mut super::Lent) -> Result<Option<OwnTables>, PgError> {
     let tx = begin(client).await?;
     tx.batch_execute("SET TRANSACTION READ ONLY").await?;
     let kinds = kinds(&tx).await?;

@@ -8,18 +8,35 @@ pub enum VaultError {
     /// The store does not answer or refuses; it may later.
     #[error("the store failed: {0}")]
     Unavailable(String),
-    /// The disk has less room than is to be left on it.
-    #[error("only {free} bytes are free, and {least} are to be left")]
-    Full { free: u64, least: u64 },
+    /// The disk would have less room than is to be left on it.
+    #[error("only {free} bytes are free; {bytes} are to be written and {least} to be left")]
+    Full { bytes: u64, free: u64, least: u64 },
+    /// The disk has no room at all.
+    #[error("the disk is full: {0}")]
+    NoRoom(String),
 }
 
 impl From<object_store::Error> for VaultError {
     fn from(error: object_store::Error) -> VaultError {
         match error {
             object_store::Error::NotFound { .. } => VaultError::Missing,
+            other if is_of_full_disk(&other) => VaultError::NoRoom(describe(&other)),
             other => VaultError::Unavailable(without_body(&describe(&other))),
         }
     }
+}
+
+/// Whether a disk, or the share of it that this user may have, was full.
+fn is_of_full_disk(error: &object_store::Error) -> bool {
+    use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<std::io::Error>() {
+            return matches!(error.kind(), QuotaExceeded | StorageFull);
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// An error with its causes, which `Display` of most of them leaves out.

@@ -1,14 +1,17 @@
-//! Objects that are written piece by piece.
+//! An object as it is written, piece by piece.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use object_store::multipart::{MultipartStore, PartId};
+use object_store::client::{HttpError, HttpErrorKind};
+use object_store::multipart::PartId;
 use object_store::{
     Attributes, MultipartUpload, ObjectStore, ObjectStoreExt as _, PutMultipartOptions, PutOptions,
     PutPayload,
 };
+use tokio::time::Instant;
 
-use super::{Key, Place, Vault, VaultError, presign};
+use super::{Key, Objects, Place, Vault, VaultError, presign};
 use crate::failpoint::failpoint;
 
 /// The size of the pieces that an artefact is written to a disk in.
@@ -21,55 +24,26 @@ const LEAST_PIECE_BYTES: u64 = 8 * 1024 * 1024;
 /// The most pieces of one object.
 const MOST_PIECES: u64 = 10_000;
 
+/// How long it may take until an object is joined from its pieces. Of many of them that is minutes;
+/// meanwhile S3 sends white space (Amazon S3 API Reference, CompleteMultipartUpload), so that only
+/// silence is limited as other requests are.
+pub(super) const JOIN_LIMIT: Duration = Duration::from_secs(900);
+
 impl Vault {
     /// Begins to write an object of `bytes` bytes, in order.
     pub async fn upload(&self, key: Key, bytes: u64) -> Result<Upload, VaultError> {
-        self.check_room()?;
-        let path = key.path();
-        let (sink, piece_bytes) = match &self.place {
-            Place::Folder(_) => {
-                let file = self.store.put_multipart(&path).await?;
-                (Sink::File(file), DISK_PIECE_BYTES as u64)
-            }
-            Place::Objects { .. } if bytes <= LEAST_PIECE_BYTES => {
-                let store = Arc::clone(&self.store);
-                let attributes = presign::attributes(key);
-                (Sink::Object(store, path, attributes), bytes)
-            }
-            Place::Objects {
-                pieces: store,
-                pieces_take_attributes,
-            } => {
-                let attributes = match pieces_take_attributes {
-                    true => presign::attributes(key),
-                    false => Attributes::new(),
-                };
-                let options = PutMultipartOptions::from(attributes);
-                let id = store.create_multipart_opts(&path, options).await?;
-                let pieces = Pieces {
-                    store: Arc::clone(store),
-                    path,
-                    id,
-                    sent: Vec::new(),
-                };
-                (Sink::Pieces(pieces), piece_bytes(bytes))
-            }
-        };
-        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
-        Ok(Upload {
-            sink,
-            pending: Vec::with_capacity(piece_bytes),
-            piece_bytes,
-        })
+        self.check_room(bytes)?;
+        Upload::begin(self, key, bytes).await
     }
 
     /// Gives up an upload that was begun and not finished. One that is unknown, because it was
     /// finished or given up, is no error.
     pub async fn give_up(&self, key: Key, upload: &str) -> Result<(), VaultError> {
-        let Place::Objects { pieces: store, .. } = &self.place else {
+        let Place::Objects(objects) = &self.place else {
             return Ok(());
         };
-        match store.abort_multipart(&key.path(), &upload.to_owned()).await {
+        let (path, id) = (key.path(), upload.to_owned());
+        match objects.store.abort_multipart(&path, &id).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -90,14 +64,47 @@ enum Sink {
     Pieces(Pieces),
 }
 
-struct Pieces {
-    store: Arc<dyn MultipartStore>,
-    path: object_store::path::Path,
-    id: String,
-    sent: Vec<PartId>,
-}
-
 impl Upload {
+    /// Begins an object of `bytes` bytes.
+    async fn begin(vault: &Vault, key: Key, bytes: u64) -> Result<Upload, VaultError> {
+        let path = key.path();
+        let (sink, piece_bytes) = match &vault.place {
+            Place::Folder(_) => {
+                let file = vault.store.put_multipart(&path).await?;
+                (Sink::File(file), DISK_PIECE_BYTES as u64)
+            }
+            Place::Objects(_) if bytes <= LEAST_PIECE_BYTES => {
+                let store = Arc::clone(&vault.store);
+                let attributes = presign::attributes(key);
+                (Sink::Object(store, path, attributes), bytes)
+            }
+            Place::Objects(objects) => {
+                let attributes = if objects.pieces_take_attributes {
+                    presign::attributes(key)
+                } else {
+                    Attributes::new()
+                };
+                let options = PutMultipartOptions::from(attributes);
+                let id = objects.store.create_multipart_opts(&path, options).await?;
+                let pieces = Pieces {
+                    objects: objects.clone(),
+                    vault: vault.clone(),
+                    key,
+                    id,
+                    sent: Vec::new(),
+                    bytes: 0,
+                };
+                (Sink::Pieces(pieces), piece_bytes(bytes))
+            }
+        };
+        let piece_bytes = usize::try_from(piece_bytes).unwrap_or(usize::MAX).max(1);
+        Ok(Upload {
+            sink,
+            pending: Vec::with_capacity(piece_bytes),
+            piece_bytes,
+        })
+    }
+
     /// Under which id the store keeps what is sent until it is finished; it stays there, unseen,
     /// if it is neither finished nor given up. `None` where nothing can stay, and where the store
     /// has no such ids: Azure forgets pieces by itself.
@@ -133,11 +140,7 @@ impl Upload {
                 file.complete().await?;
             }
             Sink::Object(..) => {}
-            Sink::Pieces(pieces) => {
-                let Pieces { store, path, .. } = &pieces;
-                let sent = pieces.sent.clone();
-                store.complete_multipart(path, &pieces.id, sent).await?;
-            }
+            Sink::Pieces(pieces) => pieces.join().await?,
         }
         Ok(())
     }
@@ -152,18 +155,66 @@ impl Upload {
                 let options = PutOptions::from(attributes.clone());
                 store.put_opts(path, piece, options).await?;
             }
-            Sink::Pieces(pieces) => {
-                let number = pieces.sent.len();
-                let sent = pieces
-                    .store
-                    .put_part(&pieces.path, &pieces.id, number, piece)
-                    .await?;
-                pieces.sent.push(sent);
-            }
+            Sink::Pieces(pieces) => pieces.send(piece).await?,
         }
         failpoint!("piece.sent");
         Ok(())
     }
+}
+
+struct Pieces {
+    objects: Objects,
+    /// To look whether the object is there.
+    vault: Vault,
+    key: Key,
+    id: String,
+    sent: Vec<PartId>,
+    bytes: u64,
+}
+
+impl Pieces {
+    async fn send(&mut self, piece: PutPayload) -> Result<(), VaultError> {
+        let (path, number) = (self.key.path(), self.sent.len());
+        let bytes = piece.content_length() as u64;
+        let store = &self.objects.store;
+        let sent = store.put_part(&path, &self.id, number, piece).await?;
+        self.sent.push(sent);
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Makes the object out of its pieces.
+    async fn join(self) -> Result<(), VaultError> {
+        let path = self.key.path();
+        let store = &self.objects.joining;
+        let end = Instant::now() + JOIN_LIMIT;
+        loop {
+            let sent = self.sent.clone();
+            let Err(error) = store.complete_multipart(&path, &self.id, sent).await else {
+                return Ok(());
+            };
+            // They may have been joined and the answer lost: asked again, a store says that there
+            // is no such upload. Nobody else writes this object, and it is there whole or not.
+            match self.vault.length(self.key).await {
+                Ok(length) if length == self.bytes => return Ok(()),
+                // The store answers, so it is not away but busy with joining, and says nothing.
+                Err(VaultError::Missing) if is_silence(&error) && Instant::now() < end => {}
+                _ => return Err(error.into()),
+            }
+        }
+    }
+}
+
+/// Whether no answer came in time.
+fn is_silence(error: &object_store::Error) -> bool {
+    let mut cause = std::error::Error::source(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<HttpError>() {
+            return error.kind() == HttpErrorKind::Timeout;
+        }
+        cause = error.source();
+    }
+    false
 }
 
 /// The size of the pieces in which an object of `bytes` bytes is sent: as small as the most

@@ -70,7 +70,7 @@ async fn an_import_that_failed_or_was_killed_between_batches_goes_on_and_nothing
         .await;
         match then {
             Then::Hang | Then::Wait(_) => import.abort(),
-            Then::Fail | Then::GoneBad | Then::Answer => {
+            Then::Fail | Then::GoneBad | Then::Answer | Then::Unanswered => {
                 let failed = import.await.unwrap();
                 assert!(matches!(failed, Err(ImportError::Source(_))), "{failed:?}");
             }

@@ -29,6 +29,8 @@ pub enum Then {
     Hang,
     /// As a log that somebody has changed.
     GoneBad,
+    /// It is done, and the answer is lost; only of ends of attempts.
+    Unanswered,
     /// An answer, once somebody has said that it may come.
     Wait(Arc<Notify>),
 }
@@ -37,7 +39,7 @@ type Decide<T> = Box<dyn Fn(T) -> Then + Send + Sync>;
 
 async fn act(then: Then) -> Result<(), String> {
     match then {
-        Then::Answer => Ok(()),
+        Then::Answer | Then::Unanswered => Ok(()),
         Then::Fail | Then::GoneBad => Err("gone for a moment".to_owned()),
         Then::Hang => std::future::pending().await,
         Then::Wait(until) => {
@@ -282,8 +284,14 @@ impl Ledger for InterruptedLedger {
         claim: ClaimId,
         event: Event,
     ) -> Result<Export, LedgerError> {
-        self.step(Step::Settle).await?;
-        self.ledger.settle(job, claim, event).await
+        let then = (self.at)(Step::Settle);
+        let is_lost = matches!(then, Then::Unanswered);
+        act(then).await.map_err(LedgerError::Unavailable)?;
+        let settled = self.ledger.settle(job, claim, event).await?;
+        if is_lost {
+            return Err(LedgerError::Unavailable("no answer came".to_owned()));
+        }
+        Ok(settled)
     }
 
     async fn decide(&self, job: JobId, event: Event) -> Result<(Export, Change), LedgerError> {

@@ -16,6 +16,7 @@ on_both! {
     a_worker_that_is_killed_after_some_parts_is_followed_by_one_that_does_the_rest,
     a_worker_that_is_killed_between_bytes_and_rows_is_followed_by_one_that_does_the_rest,
     a_database_that_is_gone_for_a_moment_makes_the_job_wait_and_say_so,
+    an_end_that_was_heard_and_not_answered_is_known,
     a_disk_that_is_nearly_full_makes_jobs_wait_before_it_is_full,
     several_workers_do_several_jobs_at_once_and_each_comes_out_right,
 }
@@ -204,6 +205,23 @@ async fn several_workers_do_several_jobs_at_once_and_each_comes_out_right(on: &O
             .all(|digest| *digest == digests[1])
     );
     assert!(home.lines(jobs[1]).await.ends_with(b"\"user\":\"bob\"}\n"));
+}
+
+async fn an_end_that_was_heard_and_not_answered_is_known(on: &On) {
+    let (home, job) = created(on).await;
+    let mut workshop = home.exporter.workshop(1, None);
+    let settled = AtomicUsize::new(0);
+    workshop.ledger = InterruptedLedger::at(&home.exporter.ledger, move |step| {
+        if step == Step::Settle && settled.fetch_add(1, Ordering::SeqCst) == 0 {
+            return Then::Unanswered;
+        }
+        Then::Answer
+    });
+    let reports = work(workshop, UNTIL_IDLE).await;
+    assert_eq!(reports.len(), 1);
+    assert_eq!(reports[0].state, Some(State::Done));
+    assert_eq!(home.artefact(job).await.sha256, undisturbed().await);
+    assert_eq!(home.kept(job).len(), 1);
 }
 
 async fn a_disk_that_is_nearly_full_makes_jobs_wait_before_it_is_full(on: &On) {

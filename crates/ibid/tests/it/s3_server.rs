@@ -3,14 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use hyper::body::Incoming;
+use bytes::Bytes;
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::{Frame, Incoming};
 use hyper::{Request, server::conn::http1};
 use hyper_util::rt::TokioIo;
 use ibid::time::Time;
 use ibid::vault::Vault;
 use s3s::auth::SimpleAuth;
-use s3s::service::S3ServiceBuilder;
+use s3s::service::{S3Service, S3ServiceBuilder};
 use s3s_fs::FileSystem;
 
 const BUCKET: &str = "vault";
@@ -31,7 +34,25 @@ pub struct Faults {
     percent: AtomicU32,
     /// How they fail.
     how: AtomicU32,
+    joins: std::sync::Mutex<Join>,
 }
+
+/// What becomes of calls that ask to join the pieces of an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Join {
+    #[default]
+    Plain,
+    /// It takes two seconds, in which the answer begins and goes on with white space.
+    Long,
+    /// It takes two seconds, in which nothing is said.
+    Silent,
+    /// The pieces are joined, and the connection ends without an answer.
+    Unanswered,
+    /// The status is 200, and what comes is an error of this name; the pieces are not joined.
+    Fails(&'static str),
+}
+
+const JOIN_TAKES: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -62,6 +83,11 @@ impl Faults {
         self.percent.store(percent, Ordering::SeqCst);
     }
 
+    /// From now on this becomes of calls that join pieces.
+    pub fn set_joins(&self, join: Join) {
+        *self.joins.lock().unwrap() = join;
+    }
+
     pub fn calls(&self) -> u64 {
         self.calls.load(Ordering::SeqCst)
     }
@@ -88,6 +114,76 @@ struct CutOff;
 
 type Answer = hyper::Response<s3s::Body>;
 
+/// Of an upload that is not there S3 says NoSuchUpload; this server does not tell it from
+/// somebody else's.
+fn known(mut answer: Answer) -> Answer {
+    if answer.status() == hyper::StatusCode::FORBIDDEN {
+        *answer.status_mut() = hyper::StatusCode::NOT_FOUND;
+    }
+    answer
+}
+
+/// Joins the pieces of an object, to the end even if nobody waits for it any more, as S3 does.
+async fn joined(
+    service: S3Service,
+    request: Request<Incoming>,
+    join: Join,
+) -> Result<Answer, CutOff> {
+    // What is asked is here before anybody can go away.
+    let (head, body) = request.into_parts();
+    let body = body.collect().await.map_err(|_| CutOff)?.to_bytes();
+    let request = Request::from_parts(head, s3s::Body::from(body));
+    let joining = async move {
+        let joined = tokio::spawn(async move {
+            if matches!(join, Join::Long | Join::Silent) {
+                tokio::time::sleep(JOIN_TAKES).await;
+            }
+            service.call(request).await.map(known)
+        });
+        joined.await.map_err(|_| CutOff)?.map_err(|_| CutOff)
+    };
+    match join {
+        Join::Plain | Join::Silent => joining.await,
+        Join::Unanswered => joining.await.and(Err(CutOff)),
+        Join::Fails(name) => {
+            let error = format!("<Error><Code>{name}</Code><Message>It failed.</Message></Error>");
+            Ok(Answer::new(s3s::Body::from(error)))
+        }
+        Join::Long => {
+            let (body, whitespace) = tokio::sync::mpsc::channel(1);
+            tokio::spawn(async move {
+                tokio::pin!(joining);
+                loop {
+                    let space = tokio::time::sleep(Duration::from_millis(100));
+                    let answer = tokio::select! {
+                        answer = &mut joining => answer,
+                        () = space => {
+                            let _ = body.send(Bytes::from_static(b" ")).await;
+                            continue;
+                        }
+                    };
+                    if let Ok(answer) = answer
+                        && let Ok(all) = answer.into_body().collect().await
+                    {
+                        let text = String::from_utf8_lossy(&all.to_bytes()).into_owned();
+                        // Nothing may come before the declaration.
+                        let text = text.split_once("?>").map_or(&*text, |(_, rest)| rest);
+                        let _ = body.send(text.to_owned().into()).await;
+                    }
+                    return;
+                }
+            });
+            let body = futures::stream::unfold(whitespace, |mut whitespace| async {
+                let next = whitespace.recv().await?;
+                Some((Ok::<_, CutOff>(Frame::data(next)), whitespace))
+            });
+            Ok(Answer::new(s3s::Body::http_body_unsync(StreamBody::new(
+                body,
+            ))))
+        }
+    }
+}
+
 impl S3Server {
     pub async fn start() -> S3Server {
         let folder = tempfile::tempdir().unwrap();
@@ -111,6 +207,7 @@ impl S3Server {
                         noted.lock().unwrap().push(request.headers().clone());
                     }
                     let (service, fault) = (service.clone(), faults.next());
+                    let join = *faults.joins.lock().unwrap();
                     async move {
                         match fault {
                             None => {}
@@ -131,19 +228,17 @@ impl S3Server {
                                 return Ok(answer);
                             }
                         }
-                        let gives_up = request.method() == hyper::Method::DELETE
-                            && request
-                                .uri()
-                                .query()
-                                .is_some_and(|query| query.contains("uploadId="));
-                        let answer = service.call(request.map(s3s::Body::from)).await;
-                        let mut answer = answer.map_err(|_| CutOff)?;
-                        // Of an upload that is not there S3 says NoSuchUpload; this server does
-                        // not tell it from somebody else's.
-                        if gives_up && answer.status() == hyper::StatusCode::FORBIDDEN {
-                            *answer.status_mut() = hyper::StatusCode::NOT_FOUND;
+                        let of_upload = request
+                            .uri()
+                            .query()
+                            .is_some_and(|query| query.contains("uploadId="));
+                        if of_upload && request.method() == hyper::Method::POST {
+                            return joined(service, request, join).await;
                         }
-                        Ok(answer)
+                        let gives_up = of_upload && request.method() == hyper::Method::DELETE;
+                        let answer = service.call(request.map(s3s::Body::from)).await;
+                        let answer = answer.map_err(|_| CutOff)?;
+                        Ok(if gives_up { known(answer) } else { answer })
                     }
                 });
                 tokio::spawn(async move {
@@ -172,12 +267,23 @@ impl S3Server {
         self.presigned.lock().unwrap().clone()
     }
 
+    /// Where it answers.
+    pub fn address(&self) -> std::net::SocketAddr {
+        self.address
+    }
+
     /// The vault in this store, below `prefix`.
     pub fn vault(&self, prefix: &str) -> Vault {
-        let variables = self.variables();
+        self.vault_through(self.address, prefix)
+    }
+
+    /// The same, reached by another address.
+    pub fn vault_through(&self, address: std::net::SocketAddr, prefix: &str) -> Vault {
+        let mut variables = self.variables();
+        variables[0].1 = format!("http://{address}");
         let variables = variables.iter().map(|(name, value)| (*name, &**value));
         // Shorter than outside of tests.
-        let options = variables.chain([("timeout", "500ms")]);
+        let options = variables.chain([("timeout", "500ms"), ("read_timeout", "500ms")]);
         Vault::at_url(&self.url(prefix), options).unwrap()
     }
 

@@ -67,8 +67,8 @@ pub(super) async fn claim(
     loop {
         let tx = begin(&mut client).await?;
         tx.batch_execute(IN_ORDER).await?;
-        identity(&*tx).await?;
-        let turns = turns(&tx, offer, &passed, now(&*tx, &ledger.clock).await?).await?;
+        identity(&tx).await?;
+        let turns = turns(&tx, offer, &passed, now(&tx, &ledger.clock).await?).await?;
         let Some(first) = turns.users.first() else {
             return Ok(None);
         };
@@ -84,12 +84,25 @@ pub(super) async fn claim(
         failpoint!("claim.locked");
         let claimed = claim_of(&tx, offer, &user, &ledger.clock).await?;
         // Also without a claim: a job may have failed just now.
-        tx.commit().await?;
+        match tx.commit().await {
+            // Whether the job is held now is not known. If it is, nobody else would work on it
+            // until the lease lapses; if not, the first write under the claim is refused.
+            Err(error) if claimed.is_some() && is_unanswered(&error) => {}
+            committed => committed?,
+        }
         if claimed.is_some() {
             return Ok(claimed);
         }
         passed.push(user);
     }
+}
+
+/// Whether the connection ended before it was said what came of a commit. A server that ends it
+/// may have committed (class 57, operator intervention).
+fn is_unanswered(error: &tokio_postgres::Error) -> bool {
+    error
+        .code()
+        .is_none_or(|code| code.code().starts_with("57"))
 }
 
 async fn turns(
@@ -246,7 +259,7 @@ pub(super) async fn pass_over(
 ) -> Result<Vec<JobId>, LedgerError> {
     let mut client = ledger.pg.get().await?;
     let tx = begin(&mut client).await?;
-    let now = now(&*tx, &ledger.clock).await?;
+    let now = now(&tx, &ledger.clock).await?;
     let sql = format!(
         "SELECT {COLUMNS} FROM ibid.export
          WHERE state = 'queued' AND waiting_type IS NULL AND due_at <= $1 AND encoder <> ALL ($2)
