@@ -4,6 +4,7 @@ mod admin;
 mod auth;
 mod body;
 mod download;
+mod events;
 mod exports;
 mod log;
 pub mod problem;
@@ -24,6 +25,7 @@ use http::{HeaderName, HeaderValue};
 use ibid::exporter::Exporter;
 use ibid::ids::RequestId;
 use tokio::sync::{Semaphore, mpsc};
+use tokio_util::sync::CancellationToken;
 
 use crate::keys::KeyStore;
 use crate::metrics::Metrics;
@@ -43,6 +45,10 @@ pub struct App {
     downloads: mpsc::Sender<ibid::ledger::Download>,
     /// Places for the bodies of `POST /log`.
     bodies: Semaphore,
+    /// Places for streams of events.
+    streams: Arc<Semaphore>,
+    /// Cancelled when the process is told to stop: what would go on and on ends then.
+    pub stopping: CancellationToken,
 }
 
 /// How many downloads may wait to be counted before one is left out of the count.
@@ -76,6 +82,8 @@ impl App {
             poll,
             downloads,
             bodies: Semaphore::new(log::BODIES),
+            streams: Arc::new(Semaphore::new(events::STREAMS)),
+            stopping: CancellationToken::new(),
             metrics: Arc::default(),
         })
     }
@@ -114,6 +122,7 @@ pub fn router(app: Arc<App>, metrics_elsewhere: bool) -> Router {
             "/exports/{id}",
             get(exports::status).delete(exports::withdraw),
         )
+        .route("/exports/{id}/events", get(events::events))
         .route(
             "/download/{id}",
             get(download::download).options(download::options),

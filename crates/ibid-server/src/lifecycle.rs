@@ -138,6 +138,11 @@ where
             keys.reload_if_changed();
         }
     });
+    let (stopping, told) = (app.stopping.clone(), stop.clone());
+    tokio::spawn(async move {
+        told.cancelled().await;
+        stopping.cancel();
+    });
     let janitor = app.exporter.janitor(app.record);
     let sweeping = stop.clone();
     tokio::spawn(async move { janitor.run(&sweeping).await });

@@ -328,6 +328,15 @@ impl Document {
         Document::with_link(found, now, None)
     }
 
+    /// What is the same as long as nothing has happened to the job.
+    pub(super) fn for_version(found: &Found, now: Time) -> Document {
+        let mut document = Document::without_link(found, now);
+        if let Some(done) = &mut document.done {
+            done.downloads = Downloads::default();
+        }
+        document
+    }
+
     fn with_link(found: &Found, now: Time, link: Option<Link>) -> Document {
         let export = &found.export;
         let state = export.state_at(now);

@@ -59,6 +59,11 @@ impl Problem {
         self
     }
 
+    /// Whether it may be otherwise soon, whatever the client does.
+    pub fn is_passing(&self) -> bool {
+        self.kind.status == http::StatusCode::SERVICE_UNAVAILABLE
+    }
+
     fn with_header(mut self, name: HeaderName, value: HeaderValue) -> Problem {
         self.headers.push((name, value));
         self

@@ -127,6 +127,11 @@ impl Server {
         }
     }
 
+    /// Tells it to stop.
+    pub fn stop(&self) {
+        self.stop.cancel();
+    }
+
     /// Takes events into the log.
     pub async fn import(&self, lines: &[String]) {
         use std::io::Write as _;
