@@ -10,13 +10,14 @@ use ibid::event::Event;
 use ibid::exporter::{Database, Databases, ExportTerms, Exporter};
 use ibid::ids::{JobId, UserId};
 use ibid::key::IdempotencyKey;
-use ibid::ledger::Created;
+use ibid::ledger::{CreateError, Created, LedgerError};
 use ibid::limits::Limits;
 use ibid::postgres::Pg;
 use ibid::scope::{Format, Request, Scope};
-use ibid::source::Batch;
+use ibid::source::{Batch, SourceError};
 use ibid::time::Clock;
 use ibid::vault::Vault;
+use tokio::time::Instant;
 use tokio_postgres::SimpleQueryMessage;
 
 use crate::pg_server::PgServer;
@@ -133,10 +134,17 @@ impl Home {
             format: Format::JsonlGz,
         };
         let key = IdempotencyKey::parse(key.as_bytes()).expect("a key");
-        let created = self.exporter.request(user_id(user), key, request).await;
-        match created.expect("created") {
-            Created::New(export) => export.job_id,
-            Created::Replayed(export) => panic!("{} was there", export.job_id),
+        let begun = Instant::now();
+        loop {
+            let created = self
+                .exporter
+                .request(user_id(user), key.clone(), request.clone());
+            match created.await {
+                // The second time its first answer may have been lost.
+                Ok(Created::New(export) | Created::Replayed(export)) => return export.job_id,
+                Err(CreateError::Ledger(LedgerError::Unavailable(_))) if is_soon(begun) => {}
+                Err(error) => panic!("not created: {error}"),
+            }
         }
     }
 
@@ -196,7 +204,17 @@ pub async fn append(exporter: &Exporter, lines: &[String]) {
         skip_invalid: false,
         import: None,
     };
-    exporter.source.append(batch).await.expect("appended");
+    let begun = Instant::now();
+    while let Err(error) = exporter.source.append(batch.clone()).await {
+        let passes = matches!(error, SourceError::Unavailable(_));
+        assert!(passes && is_soon(begun), "not appended: {error}");
+    }
+}
+
+/// Whether it is worth asking again, as every client does: a worker may stand still with the lock
+/// of an SQLite file, for longer than another waits for it.
+fn is_soon(begun: Instant) -> bool {
+    begun.elapsed() < Duration::from_secs(60)
 }
 
 fn sqlite_rows(path: &Path, sql: &str) -> Vec<Vec<String>> {

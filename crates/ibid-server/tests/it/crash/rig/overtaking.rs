@@ -53,8 +53,9 @@ impl Rig {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        // One that was too late has taken another's job and does not come to its point.
-        if timeout(Duration::from_secs(20), all_stand).await.is_err() {
+        // One that was too late has taken another's job and does not come to its point; nor does
+        // one that waits for the lock that another stands still with, which nobody waits for long.
+        if timeout(Duration::from_secs(10), all_stand).await.is_err() {
             return;
         }
         let each_holds_one = |export: &Export| {
