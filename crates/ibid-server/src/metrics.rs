@@ -35,6 +35,7 @@ pub struct Metrics {
     downloads: Family<Status, Counter>,
     download_bytes: Counter,
     queue_depth: Family<Waits, Gauge>,
+    queue_waiting: Family<For, Gauge>,
     queue_age: Gauge<f64, AtomicU64>,
 }
 
@@ -63,6 +64,12 @@ struct Waits {
     state: &'static str,
 }
 
+/// The kind of problem that is to pass, as the status of an export names it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct For {
+    r#type: String,
+}
+
 impl Default for Metrics {
     fn default() -> Metrics {
         let metrics = Metrics {
@@ -75,6 +82,7 @@ impl Default for Metrics {
             downloads: Family::default(),
             download_bytes: Counter::default(),
             queue_depth: Family::default(),
+            queue_waiting: Family::default(),
             queue_age: Gauge::default(),
         };
         metrics.registered()
@@ -125,6 +133,11 @@ impl Metrics {
             "Exports that are not over; waiting are those that cannot go on for now",
             self.queue_depth.clone(),
         );
+        registry.register(
+            "queue_waiting",
+            "Exports that cannot go on for now, by the problem that is to pass",
+            self.queue_waiting.clone(),
+        );
         registry.register_with_unit(
             "queue_age",
             "How long the oldest queued export has been there",
@@ -163,13 +176,22 @@ impl Metrics {
     /// # Errors
     /// Never in practice: text is written to memory.
     pub fn text(&self, queue: &Queue, now: Time) -> Result<String, fmt::Error> {
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
         for (state, depth) in [
             ("queued", queue.queued),
             ("running", queue.running),
-            ("waiting", queue.waiting),
+            ("waiting", queue.waiting.values().sum()),
         ] {
-            let depth = i64::try_from(depth).unwrap_or(i64::MAX);
+            let depth = number(depth);
             self.queue_depth.get_or_create(&Waits { state }).set(depth);
+        }
+        // What has passed is not there any more.
+        self.queue_waiting.clear();
+        for (kind, jobs) in &queue.waiting {
+            let label = For {
+                r#type: kind.clone(),
+            };
+            self.queue_waiting.get_or_create(&label).set(number(*jobs));
         }
         let age = queue.oldest.map_or(0.0, |at| at.until(now).as_secs_f64());
         self.queue_age.set(age);
@@ -190,6 +212,32 @@ mod tests {
     use ibid::ids::JobId;
 
     use super::*;
+
+    #[test]
+    fn what_waits_is_told_by_its_reason_for_as_long_as_it_waits() {
+        let metrics = Metrics::default();
+        let now = Time::from_seconds(100);
+        let waiting = [
+            ("storage-full".to_owned(), 2),
+            ("encoder-missing".to_owned(), 1),
+        ];
+        let mut queue = Queue {
+            queued: 4,
+            waiting: waiting.into(),
+            ..Queue::default()
+        };
+        let text = metrics.text(&queue, now).unwrap();
+        for line in [
+            "ibid_queue_depth{state=\"waiting\"} 3",
+            "ibid_queue_waiting{type=\"storage-full\"} 2",
+            "ibid_queue_waiting{type=\"encoder-missing\"} 1",
+        ] {
+            assert!(text.lines().any(|l| l == line), "no {line:?} in\n{text}");
+        }
+        queue.waiting.clear();
+        let text = metrics.text(&queue, now).unwrap();
+        assert!(!text.contains("ibid_queue_waiting{"), "{text}");
+    }
 
     #[test]
     fn attempts_are_counted_by_how_they_ended() {

@@ -3,6 +3,7 @@
 pub mod postgres;
 pub mod sqlite;
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -324,15 +325,31 @@ pub struct Part {
 }
 
 /// The jobs that are not over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Queue {
     /// For a worker; those that wait are among them.
     pub queued: u64,
     pub running: u64,
-    /// Those that cannot go on for now, because of something that is to pass.
-    pub waiting: u64,
+    /// How many cannot go on for now, by the kind of problem that is to pass.
+    pub waiting: BTreeMap<String, u64>,
     /// When the oldest queued one was created.
     pub oldest: Option<Time>,
+}
+
+impl Queue {
+    /// Adds `number` jobs in one state that wait for the same `kind` of problem to pass, or for
+    /// none, which is empty.
+    fn add(&mut self, queued: bool, kind: String, number: u64, oldest: Time) {
+        if !queued {
+            self.running += number;
+            return;
+        }
+        self.queued += number;
+        if !kind.is_empty() {
+            self.waiting.insert(kind, number);
+        }
+        self.oldest = Some(self.oldest.map_or(oldest, |before| before.min(oldest)));
+    }
 }
 
 /// An upload that nobody will finish.

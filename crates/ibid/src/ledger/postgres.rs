@@ -377,23 +377,26 @@ impl Ledger for PostgresLedger {
 
     async fn queue(&self) -> Result<Queue, LedgerError> {
         let client = self.pg.get().await?;
-        let row = client
-            .query_typed_one(
-                "SELECT count(*) FILTER (WHERE state = 'queued') AS queued,
-                        count(*) FILTER (WHERE state = 'running') AS running,
-                        count(*) FILTER (WHERE state = 'queued' AND waiting_type <> '')
-                            AS waiting,
-                        min(created_at) FILTER (WHERE state = 'queued') AS oldest
-                 FROM ibid.export WHERE state IN ('queued', 'running')",
+        let rows = client
+            .query_typed(
+                "SELECT state, coalesce(waiting_type, '') AS kind, count(*) AS number,
+                        min(created_at) AS oldest
+                 FROM ibid.export WHERE state IN ('queued', 'running') GROUP BY 1, 2",
                 &[],
             )
             .await?;
-        Ok(Queue {
-            queued: unsigned(&row, "queued")?,
-            running: unsigned(&row, "running")?,
-            waiting: unsigned(&row, "waiting")?,
-            oldest: get::<Option<i64>>(&row, "oldest")?.map(Time::from_micros),
-        })
+        let mut queue = Queue::default();
+        for row in &rows {
+            let state: &str = get(row, "state")?;
+            let oldest = Time::from_micros(get(row, "oldest")?);
+            queue.add(
+                state == "queued",
+                get(row, "kind")?,
+                unsigned(row, "number")?,
+                oldest,
+            );
+        }
+        Ok(queue)
     }
 
     async fn identity(&self) -> Result<String, LedgerError> {

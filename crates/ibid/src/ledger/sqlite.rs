@@ -408,22 +408,17 @@ impl Ledger for SqliteLedger {
     async fn queue(&self) -> Result<Queue, LedgerError> {
         self.db
             .read(|tx| {
-                let queue = tx
-                    .prepare_cached(
-                        "SELECT count(*) FILTER (WHERE state = 'queued'),
-                                count(*) FILTER (WHERE state = 'running'),
-                                count(*) FILTER (WHERE state = 'queued' AND waiting_type <> ''),
-                                min(created_at) FILTER (WHERE state = 'queued')
-                         FROM export WHERE state IN ('queued', 'running')",
-                    )?
-                    .query_row([], |row| {
-                        Ok(Queue {
-                            queued: row.get(0)?,
-                            running: row.get(1)?,
-                            waiting: row.get(2)?,
-                            oldest: row.get::<_, Option<i64>>(3)?.map(Time::from_micros),
-                        })
-                    })?;
+                let mut queue = Queue::default();
+                let mut statement = tx.prepare_cached(
+                    "SELECT state, coalesce(waiting_type, ''), count(*), min(created_at)
+                     FROM export WHERE state IN ('queued', 'running') GROUP BY 1, 2",
+                )?;
+                let mut rows = statement.query([])?;
+                while let Some(row) = rows.next()? {
+                    let state: String = row.get(0)?;
+                    let oldest = Time::from_micros(row.get(3)?);
+                    queue.add(state == "queued", row.get(1)?, row.get(2)?, oldest);
+                }
                 Ok(queue)
             })
             .await

@@ -232,7 +232,8 @@ impl Place {
         assert_eq!(waiting.problem.kind, kind, "{}", waiting.problem.detail);
         let detail = &waiting.problem.detail;
         assert!(detail.contains(words), "{detail}");
-        assert_eq!(self.home.exporter.ledger.queue().await.unwrap().waiting, 1);
+        let queue = self.home.exporter.ledger.queue().await.unwrap();
+        assert_eq!(queue.waiting, [(kind.to_owned(), 1)].into());
         export
     }
 
@@ -258,7 +259,8 @@ impl Place {
         assert_eq!((export.state, export.waiting), (State::Done, None));
         assert!(self.home.file(self.job).await == self.file);
         assert_eq!(self.home.kept(self.job).len(), 1);
-        assert_eq!(self.home.exporter.ledger.queue().await.unwrap().waiting, 0);
+        let queue = self.home.exporter.ledger.queue().await.unwrap();
+        assert!(queue.waiting.is_empty());
         reports.last().unwrap().parts_kept
     }
 }
