@@ -202,6 +202,10 @@ pub enum Event {
     Restored,
     /// Somebody asks for another try.
     Retried,
+    /// Somebody who wanted the bytes of this artefact found them missing, cut or unreadable.
+    Damaged { artefact: ClaimId },
+    /// Somebody found them as they should be.
+    Sound { artefact: ClaimId },
     /// The retention has passed.
     Expired,
 }
@@ -252,6 +256,7 @@ impl Export {
     /// | Revoked | revoked | revoked | revoked | revoked | (unchanged) | (unchanged) |
     /// | Restored | - | - | - | - | done, if an admin revoked a done one whose bytes are there | - |
     /// | Retried | - | - | queued, to make the same file again | queued | - | - |
+    /// | Damaged, Sound | - | - | (waits, or not any more) | - | - | - |
     /// | Expired | - | - | expired | expired | - | - |
     ///
     /// # Errors
@@ -385,6 +390,27 @@ impl Export {
                 }
                 self.back_to_queue(now);
             }
+            (State::Done, Event::Damaged { artefact }) => {
+                if self.waiting.is_some() || !self.is_made_by(artefact) {
+                    return Ok(Change::Unchanged);
+                }
+                let problem = Problem {
+                    kind: "artefact-unavailable".to_owned(),
+                    detail: "The file is missing or damaged where it is kept. An admin can have \
+                             the same one made again, by a retry of the export."
+                        .to_owned(),
+                };
+                self.waiting = Some(Waiting {
+                    problem,
+                    since: now,
+                });
+            }
+            (State::Done, Event::Sound { artefact }) => {
+                if self.waiting.is_none() || !self.is_made_by(artefact) {
+                    return Ok(Change::Unchanged);
+                }
+                self.waiting = None;
+            }
             (State::Done | State::Failed, Event::Expired) => {
                 self.state = State::Expired;
                 self.purging = true;
@@ -407,11 +433,20 @@ impl Export {
                 Event::Restored,
             )
             | (State::Queued | State::Running | State::Revoked | State::Expired, Event::Retried)
-            | (State::Queued | State::Running | State::Revoked | State::Expired, Event::Expired) => {
+            | (State::Queued | State::Running | State::Revoked | State::Expired, Event::Expired)
+            | (
+                State::Queued | State::Running | State::Failed | State::Revoked | State::Expired,
+                Event::Damaged { .. } | Event::Sound { .. },
+            ) => {
                 return Err(refused);
             }
         }
         Ok(Change::Changed)
+    }
+
+    fn is_made_by(&self, claim: ClaimId) -> bool {
+        let artefact = self.artefact.as_ref();
+        artefact.is_some_and(|artefact| artefact.claim == claim)
     }
 
     /// Whether a worker may still have to read the log for the job: one that failed can be tried
@@ -576,6 +611,8 @@ mod tests {
             Event::Retried,
             Event::Expired,
             Event::PassedOver,
+            Event::Damaged { artefact: claim },
+            Event::Sound { artefact: claim },
         ]
     }
 

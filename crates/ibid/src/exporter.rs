@@ -441,6 +441,7 @@ impl Exporter {
         };
         match self.vault.length(artefact_key(&export, &artefact)).await {
             Ok(length) if length == artefact.bytes => {
+                self.note_sound(&export, &artefact).await;
                 let exp = Time::from_seconds(link.exp);
                 let until = export.expires_at.map_or(exp, |at| at.min(exp));
                 Ok(Download {
@@ -449,11 +450,43 @@ impl Exporter {
                     until,
                 })
             }
-            Ok(length) => Err(DownloadError::ArtefactUnavailable(format!(
-                "it is {length} bytes long instead of {}",
-                artefact.bytes
-            ))),
-            Err(error) => Err(DownloadError::ArtefactUnavailable(error.to_string())),
+            Ok(length) => {
+                self.note_damage(&export, &artefact).await;
+                Err(DownloadError::ArtefactUnavailable(format!(
+                    "it is {length} bytes long instead of {}",
+                    artefact.bytes
+                )))
+            }
+            Err(error) => {
+                if matches!(error, VaultError::Missing) {
+                    self.note_damage(&export, &artefact).await;
+                }
+                Err(DownloadError::ArtefactUnavailable(error.to_string()))
+            }
+        }
+    }
+
+    /// Flags an export whose bytes are not as they should be, for its owner and for operators.
+    async fn note_damage(&self, export: &Export, artefact: &Artefact) {
+        let job = export.job_id;
+        tracing::error!(%job, "an artefact is damaged; `ibid admin retry` makes it again");
+        if export.waiting.is_none() {
+            let artefact = artefact.claim;
+            let noted = self.ledger.decide(job, Event::Damaged { artefact }).await;
+            if let Err(error) = noted {
+                tracing::warn!(%job, %error, "the damage could not be noted");
+            }
+        }
+    }
+
+    /// Takes the flag away: somebody has put the bytes back.
+    async fn note_sound(&self, export: &Export, artefact: &Artefact) {
+        if export.waiting.is_some() {
+            let (job, artefact) = (export.job_id, artefact.claim);
+            let noted = self.ledger.decide(job, Event::Sound { artefact }).await;
+            if let Err(error) = noted {
+                tracing::warn!(%job, %error, "that the artefact is sound could not be noted");
+            }
         }
     }
 
@@ -493,22 +526,44 @@ impl Exporter {
     ) -> Result<BoxStream<'static, Result<Bytes, VaultError>>, VaultError> {
         let key = artefact_key(&download.export, &download.artefact);
         let bytes = self.vault.read(key, range).await?;
-        let (exporter, export) = (self.clone(), download.export.clone());
+        let (exporter, download) = (self.clone(), download.clone());
         let watched = futures::stream::try_unfold(
             (bytes, tokio::time::Instant::now()),
             move |(mut bytes, mut looked)| {
-                let (exporter, export) = (exporter.clone(), export.clone());
+                let (exporter, download) = (exporter.clone(), download.clone());
                 async move {
                     if looked.elapsed() >= LOOK_AGAIN {
                         looked = tokio::time::Instant::now();
-                        exporter.may_go_on(&export).await?;
+                        exporter.may_go_on(&download.export).await?;
                     }
-                    let next = bytes.try_next().await?;
-                    Ok(next.map(|chunk| (chunk, (bytes, looked))))
+                    match bytes.try_next().await {
+                        Ok(next) => Ok(next.map(|chunk| (chunk, (bytes, looked)))),
+                        Err(error) => {
+                            exporter.look_after(&download).await;
+                            Err(error)
+                        }
+                    }
                 }
             },
         );
         Ok(watched.boxed())
+    }
+
+    /// Looks, after a read that failed, whether that was the artefact's fault.
+    async fn look_after(&self, download: &Download) {
+        let Download {
+            export, artefact, ..
+        } = download;
+        let found = self.vault.length(artefact_key(export, artefact)).await;
+        let is_damaged = match found {
+            // It is all there, so it was the network's fault; a disk has none.
+            Ok(length) if length == artefact.bytes => self.vault.is_folder(),
+            Ok(_) | Err(VaultError::Missing) => true,
+            Err(_) => false,
+        };
+        if is_damaged {
+            self.note_damage(export, artefact).await;
+        }
     }
 
     /// Whether a download that has begun may go on: its link may end meanwhile, and so may the

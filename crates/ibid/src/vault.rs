@@ -412,6 +412,11 @@ impl Vault {
         Ok(whole.boxed())
     }
 
+    /// Whether it is a folder on a disk.
+    pub fn is_folder(&self) -> bool {
+        matches!(self.place, Place::Folder(_))
+    }
+
     /// The jobs of which something is kept.
     pub async fn jobs(&self) -> Result<Vec<JobId>, VaultError> {
         let names: Vec<String> = match &self.place {

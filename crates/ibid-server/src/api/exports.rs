@@ -366,7 +366,11 @@ impl Document {
                 downloads: found.downloads,
             }),
             error: export.problem.clone().filter(|_| state == State::Failed),
-            waiting: export.waiting.clone().filter(|_| !state.is_final()),
+            // A finished one waits for its file to be put right.
+            waiting: export
+                .waiting
+                .clone()
+                .filter(|_| !state.is_final() || state == State::Done),
             revoked: export.revocation.clone(),
         }
     }

@@ -305,10 +305,17 @@ async fn an_artefact_that_is_lost_or_of_another_length_is_not_served() {
     refused.is_problem(503, "artefact-unavailable");
     assert!(!refused.header("retry-after").is_empty());
     protected(&refused);
+    // Its owner and operators are told, for as long as it is so.
+    let job = ready.document["job_id"].as_str().expect("an id").to_owned();
+    let flagged = ready.server.status(&ready.token, &job).await;
+    assert_eq!(flagged.body["state"], "done");
+    assert_eq!(flagged.body["waiting"]["type"], "artefact-unavailable");
     std::fs::remove_file(&artefact).expect("removed");
     ready.get(&[]).await.is_problem(503, "artefact-unavailable");
     std::fs::write(&artefact, &whole).expect("written");
     assert_eq!(ready.get(&[]).await.status, 200);
+    let sound = ready.server.status(&ready.token, &job).await;
+    assert!(sound.body.get("waiting").is_none(), "{:?}", sound.body);
 }
 
 pub fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
