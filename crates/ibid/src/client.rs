@@ -82,7 +82,10 @@ pub enum ClientError {
     /// What was fetched is not the file. Nothing of it is kept.
     #[error("{0}")]
     WrongBytes(String),
-    /// A file cannot be written or must not be replaced.
+    /// There is a file already, which must not be replaced.
+    #[error("{} is there already", .0.display())]
+    Taken(PathBuf),
+    /// A file cannot be written.
     #[error("{}: {why}", path.display())]
     File {
         /// Which.
@@ -336,6 +339,7 @@ impl ClientError {
             | ClientError::Strange(_)
             | ClientError::Ended(_)
             | ClientError::WrongBytes(_)
+            | ClientError::Taken(_)
             | ClientError::File { .. } => false,
         }
     }
@@ -349,6 +353,7 @@ impl ClientError {
             ClientError::Strange(_)
             | ClientError::Ended(_)
             | ClientError::WrongBytes(_)
+            | ClientError::Taken(_)
             | ClientError::File { .. } => false,
         }
     }

@@ -76,13 +76,20 @@ pub fn client_failure(error: ClientError) -> Failure {
         ClientError::Strange(_)
         | ClientError::Ended(_)
         | ClientError::WrongBytes(_)
+        | ClientError::Taken(_)
         | ClientError::File { .. } => Exit::Failed,
     };
     let todo = match &error {
         ClientError::Unreachable { .. } => {
             "; look whether it runs and this is its address, then run the same command again"
         }
-        _ => "",
+        ClientError::Taken(_) => "; name another file with -o, or replace it with --force",
+        ClientError::Refused(_)
+        | ClientError::Invalid(_)
+        | ClientError::Strange(_)
+        | ClientError::Ended(_)
+        | ClientError::WrongBytes(_)
+        | ClientError::File { .. } => "",
     };
     Failure::new(exit, format!("{error}{todo}"))
 }

@@ -42,19 +42,11 @@ pub fn refuse_taken(output: &Path, replace: bool) -> Result<(), ClientError> {
     };
     match output.symlink_metadata() {
         Ok(metadata) if metadata.is_dir() => Err(refuse("it is a folder; name a file in it")),
-        Ok(_) if !replace => Err(taken(output)),
+        Ok(_) if !replace => Err(ClientError::Taken(output.to_owned())),
         _ if output.file_name().is_none() || output.as_os_str() == "-" => {
             Err(refuse("this names no file; name one"))
         }
         _ => Ok(()),
-    }
-}
-
-/// There is a file already.
-pub(super) fn taken(output: &Path) -> ClientError {
-    ClientError::File {
-        path: output.to_owned(),
-        why: "it is there already; name another file, or allow that it is replaced".to_owned(),
     }
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::ClientError;
 use super::answer::About;
-use super::files::{beside, flush_folder, locked, refuse_taken, rename, taken};
+use super::files::{beside, flush_folder, locked, refuse_taken, rename};
 use super::spans::Spans;
 
 /// How often what is known is written down: so much is fetched again after a power cut.
@@ -201,7 +201,7 @@ impl PartFile {
         self.file.sync_all().map_err(unwritable)?;
         match rename(&self.path, &self.output, self.replace) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                return Err(taken(&self.output));
+                return Err(ClientError::Taken(self.output.clone()));
             }
             other => other.map_err(unwritable)?,
         }

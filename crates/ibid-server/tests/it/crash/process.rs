@@ -7,6 +7,7 @@ use std::process::{Child, ExitStatus};
 use ibid::failpoint::Deed;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Value;
+use tokio::time::{Instant, sleep_until};
 
 use super::home::Home;
 
@@ -47,6 +48,17 @@ impl Process {
     pub fn signal(&self, signal: Signal) {
         // One that has just ended is a zombie of the system's until it is waited for.
         kill_process(Pid::from_child(&self.child), signal).expect("told");
+    }
+
+    /// Lets one that stands still go on at that instant, whatever else is waited for: it may hold
+    /// the lock that the rig needs to go on itself.
+    pub fn goes_on_at(&self, instant: Instant) {
+        let process = Pid::from_child(&self.child);
+        tokio::spawn(async move {
+            sleep_until(instant).await;
+            // It may have been killed meanwhile.
+            let _ = kill_process(process, Signal::CONT);
+        });
     }
 
     /// How it has ended, if it has.

@@ -349,10 +349,10 @@ impl Rig {
             }
             Fate::Paused(from, until) if now >= from => {
                 worker.process.signal(Signal::STOP);
+                worker.process.goes_on_at(until);
                 worker.fate = Fate::Stands(until);
             }
             Fate::Stands(until) if now >= until => {
-                worker.process.signal(Signal::CONT);
                 self.tally.pauses += 1;
                 let life = Duration::from_millis(100 + self.random.below(500));
                 worker.fate = Fate::At(now + life);
