@@ -236,6 +236,38 @@ async fn preconditions_come_before_ranges() {
     assert_eq!((part.status, part.bytes.len()), (206, 10));
 }
 
+/// What browsers send when they go on with a download, as their network logs show it.
+#[tokio::test]
+async fn browsers_go_on_with_what_they_have() {
+    let ready = ready().await;
+    let whole = ready.get(&[]).await;
+    let (tag, time) = (whole.header("etag"), whole.header("last-modified"));
+    let rest = &whole.bytes[1000..];
+    // Firefox asks for a part of exactly this file, and begins again after a 412.
+    let firefox = [
+        ("Range", "bytes=1000-"),
+        ("If-Match", tag),
+        ("If-Unmodified-Since", time),
+    ];
+    let part = ready.get(&firefox).await;
+    assert_eq!((part.status, &part.bytes[..]), (206, rest));
+    let earlier = "Fri, 15 Jan 2027 11:59:59 GMT";
+    for (name, value) in [("If-Match", "\"other\""), ("If-Unmodified-Since", earlier)] {
+        let changed = ready.get(&[("Range", "bytes=1000-"), (name, value)]).await;
+        changed.is_problem(412, "precondition-failed");
+    }
+    // Chromium gets the whole of another file.
+    let chromium = [("Range", "bytes=1000-"), ("If-Range", tag)];
+    let part = ready.get(&chromium).await;
+    assert_eq!((part.status, &part.bytes[..]), (206, rest));
+    let other = [("Range", "bytes=1000-"), ("If-Range", "\"other\"")];
+    assert_eq!(ready.get(&other).await.bytes, whole.bytes);
+    // Safari looks first whether there are ranges at all.
+    let probe = ready.get(&[("Range", "bytes=0-1")]).await;
+    assert_eq!((probe.status, &probe.bytes[..]), (206, &whole.bytes[..2]));
+    assert_eq!(probe.header("content-length"), "2");
+}
+
 #[tokio::test]
 async fn other_methods_are_refused_and_options_says_which_are_not() {
     let ready = ready().await;
