@@ -1,6 +1,6 @@
 //! The client's downloads from servers that misbehave: a file that is right, or none.
 
-mod hostile;
+pub mod hostile;
 
 use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};

@@ -3,12 +3,14 @@
 //! The disks are file systems of 64 MiB in memory, which the tests mount: as root, or else where a
 //! user may have a namespace of its own, in one.
 
-use std::path::{Path, PathBuf};
+mod disk;
+
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use ibid::client::{ClientError, Fetch, Link};
 use ibid::export::{Export, State};
 use ibid::exporter::Exporter;
 use ibid::ids::JobId;
@@ -28,7 +30,9 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
+use self::disk::{Disk, where_one_can_mount};
 use crate::events::{join, say};
+use crate::fetching::hostile::{Answer, Hostile, large};
 use crate::harness::{
     Installation, TERMS, UNTIL_IDLE, create, import_into, until, work, work_until,
 };
@@ -69,99 +73,8 @@ mounting!(
     a_database_whose_disk_fills_up_does_not_lose_the_job,
     a_database_whose_disk_fills_up_is_told_the_end_later,
     a_lease_is_kept_past_a_full_disk_under_the_database,
+    a_disk_that_fills_up_under_a_download,
 );
-
-fn where_one_can_mount(test: &str, run: impl FnOnce()) {
-    let tries = "mount -t tmpfs -o size=64m ibid /mnt && umount /mnt";
-    let can = |program: &str, args: &[&str]| {
-        let tried = Command::new(program)
-            .args(args)
-            .args(["-c", tries])
-            .output();
-        tried.is_ok_and(|output| output.status.success())
-    };
-    // In a namespace of its own: elsewhere others may try it at the same moment.
-    if can("unshare", &["-m", "sh"]) {
-        return run();
-    }
-    if !can("unshare", &["-rm", "sh"]) {
-        eprintln!("skipped: {test}, because no file system can be mounted here");
-        return;
-    }
-    let again = Command::new("unshare")
-        .args(["-rm", "--"])
-        .arg(std::env::current_exe().unwrap())
-        .args(["--exact", &format!("full_disk::mounted::{test}")])
-        .output()
-        .unwrap();
-    let said = String::from_utf8_lossy(&again.stdout);
-    assert!(again.status.success(), "{said}");
-    assert!(said.contains("1 passed"), "{said}");
-}
-
-/// A file system of 64 MiB.
-struct Disk {
-    folder: tempfile::TempDir,
-}
-
-impl Disk {
-    fn mount() -> Arc<Disk> {
-        let folder = tempfile::Builder::new()
-            .prefix("ibid-disk-")
-            .tempdir_in("/tmp")
-            .unwrap();
-        let disk = Disk { folder };
-        run(Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=64m", "ibid"])
-            .arg(disk.path()));
-        Arc::new(disk)
-    }
-
-    fn path(&self) -> &Path {
-        self.folder.path()
-    }
-
-    fn free(&self) -> u64 {
-        let found = rustix::fs::statvfs(self.path()).unwrap();
-        found.f_bavail * found.f_frsize
-    }
-
-    fn ballast(&self) -> PathBuf {
-        self.path().join("ballast")
-    }
-
-    /// Fills it up until so much is left.
-    fn fill(&self, left: u64) {
-        let ballast = vec![0; usize::try_from(self.free() - left).unwrap()];
-        std::fs::write(self.ballast(), ballast).unwrap();
-        assert!(self.free() <= left);
-    }
-
-    fn empty(&self) {
-        std::fs::remove_file(self.ballast()).unwrap();
-    }
-
-    fn remount(&self, how: &str) {
-        // All is said again: what `mount` adds by itself is not allowed in a namespace.
-        let options = format!("remount,{how},size=64m");
-        let mut command = Command::new("mount");
-        command.args(["-t", "tmpfs", "-o", &options, "ibid"]);
-        run(command.arg(self.path()));
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        // Also where something is still open in it.
-        let _ = Command::new("umount").arg("-l").arg(self.path()).output();
-    }
-}
-
-fn run(command: &mut Command) {
-    let output = command.output().unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {errors}");
-}
 
 /// Ten parts of some hundred kilobytes, which hardly compress.
 fn noise() -> Vec<String> {
@@ -638,4 +551,30 @@ async fn a_lease_is_kept_past_a_full_disk_under_the_database() {
     assert_eq!((export.attempts, export.strikes), (1, 0));
     stop.cancel();
     assert_eq!(working.await.unwrap().len(), 1);
+}
+
+/// The client does not ask a server again and again for what its own disk does not take.
+async fn a_disk_that_fills_up_under_a_download() {
+    let disk = Disk::mount();
+    disk.fill(5 << 20);
+    let server = Hostile::start(|request| Answer::honest(request, &large(1))).await;
+    let output = disk.path().join("out.gz");
+    let fetch = Fetch {
+        patience: Duration::from_secs(86_400),
+        ..Fetch::default()
+    };
+    let fetched = async || {
+        let link = Link::of_url(&server.url()).unwrap();
+        fetch.into_file(link, &output, &|_| {}).await
+    };
+    let error = fetched().await.unwrap_err();
+    let ClientError::File { path, why } = &error else {
+        panic!("{error}");
+    };
+    assert!(path.ends_with("out.gz.part") || path.ends_with("out.gz.part.json"));
+    assert!(why.contains("No space left"), "{error}");
+    assert!(!output.exists());
+    disk.empty();
+    fetched().await.unwrap();
+    assert!(std::fs::read(&output).unwrap() == large(1));
 }

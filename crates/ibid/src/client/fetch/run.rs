@@ -77,8 +77,9 @@ pub(super) struct Run<'a> {
     terms: &'a Fetch,
     link: &'a Link<'a>,
     observe: Observer<'a>,
-    /// How many bytes are there.
+    /// How many bytes are there, and of how many.
     there: AtomicU64,
+    length: AtomicU64,
     /// Whether the server has answered at all.
     answered: AtomicBool,
 }
@@ -90,6 +91,7 @@ impl<'a> Run<'a> {
             link,
             observe,
             there: AtomicU64::new(0),
+            length: AtomicU64::new(0),
             answered: AtomicBool::new(false),
         }
     }
@@ -105,6 +107,7 @@ impl<'a> Run<'a> {
             (part, outcome) = match known.map(|(about, there)| (about.clone(), there)) {
                 Some((about, there)) => {
                     self.there.store(there, Ordering::Relaxed);
+                    self.length.store(about.length, Ordering::Relaxed);
                     self.go_on(part, &about).await?
                 }
                 None => self.begin(part, parts).await?,
@@ -197,6 +200,7 @@ impl<'a> Run<'a> {
             let in_one = span.end == about.length;
             let goes_on = parts && about.validator.is_some();
             self.there.store(0, Ordering::Relaxed);
+            self.length.store(about.length, Ordering::Relaxed);
             part = blocking(move || {
                 part.begin(about)?;
                 Ok(part)
@@ -292,10 +296,7 @@ impl<'a> Run<'a> {
     ) -> Result<(), Fault> {
         let broken = |why: String| Fault::Passing(ClientError::Unreachable { why, undone: false });
         let silence = self.terms.silence;
-        let of = match self.terms.expected.and_then(|expected| expected.bytes) {
-            Some(bytes) => bytes,
-            None => end,
-        };
+        let of = self.length.load(Ordering::Relaxed);
         while *at < end {
             let chunk = match timeout(silence, response.chunk()).await {
                 Ok(Ok(Some(chunk))) => chunk,
@@ -549,8 +550,16 @@ where
         drop(queue);
         fetched
     };
-    let (part, fetched) = tokio::join!(writer, fetching);
-    Ok((part?, fetched))
+    tokio::pin!(writer);
+    tokio::select! {
+        biased;
+        fetched = fetching => Ok((writer.await?, fetched)),
+        // It ends before all is fetched only if the disk does not take it: no reason to go on.
+        written = &mut writer => match written {
+            Err(error) => Err(error),
+            Ok(part) => Ok((part, Err(Fault::NoParts("the writer ended too early")))),
+        },
+    }
 }
 
 /// Sends nothing again and again, and does not end.
