@@ -7,7 +7,7 @@ use clap::Args;
 use ibid::client::{Expected, Fetch, Link};
 use serde_json::json;
 
-use super::fetching::{self, client_failure};
+use super::fetching::{self, Secret, client_failure};
 use super::{Failure, say};
 use crate::config::escape;
 
@@ -26,7 +26,7 @@ pub struct DownloadArgs {
     /// The link, in quotes; `-` reads it from standard input, where other users of this machine
     /// cannot see it
     #[arg(value_name = "URL")]
-    url: Url,
+    url: Secret,
     /// File to write
     #[arg(short, long, value_name = "FILE")]
     output: PathBuf,
@@ -42,22 +42,6 @@ pub struct DownloadArgs {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// A link on the command line, which nothing shows: whoever has it can download.
-#[derive(Clone)]
-struct Url(String);
-
-impl std::fmt::Debug for Url {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Url")
-    }
-}
-
-impl From<String> for Url {
-    fn from(text: String) -> Url {
-        Url(text)
-    }
 }
 
 fn sha256(text: &str) -> Result<[u8; 32], &'static str> {

@@ -12,7 +12,7 @@ use ibid::key::IdempotencyKey;
 use ibid::scope::Scope;
 use serde_json::json;
 
-use super::fetching::{self, client_failure};
+use super::fetching::{self, Secret, client_failure};
 use super::{Failure, MESSAGES, bar, complain, say};
 use crate::config::{Environment, escape};
 use sidecar::{Remembered, Sidecar};
@@ -53,22 +53,6 @@ pub struct ExportArgs {
     /// Print a JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// A token on the command line, which nothing shows.
-#[derive(Clone)]
-struct Secret(String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret")
-    }
-}
-
-impl From<String> for Secret {
-    fn from(text: String) -> Secret {
-        Secret(text)
-    }
 }
 
 /// Makes and fetches one export.

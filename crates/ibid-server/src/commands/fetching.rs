@@ -12,6 +12,22 @@ use crate::config::escape;
 /// The most connections of one download; a server allows a user 32 by default.
 const MAX_CONNECTIONS: u32 = 32;
 
+/// A token or a link on the command line, which nothing shows: whoever has it can use it.
+#[derive(Clone)]
+pub struct Secret(pub String);
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secret")
+    }
+}
+
+impl From<String> for Secret {
+    fn from(text: String) -> Secret {
+        Secret(text)
+    }
+}
+
 /// Reads `--connections`.
 pub fn connections(text: &str) -> Result<NonZeroU32, String> {
     let number = text.parse().ok().and_then(NonZeroU32::new);
