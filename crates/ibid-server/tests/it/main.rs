@@ -4,6 +4,7 @@ mod api;
 mod cli;
 mod crash;
 mod download;
+mod edge;
 mod harness;
 mod links;
 mod log;
