@@ -3,6 +3,7 @@
 mod admin;
 mod auth;
 mod body;
+mod cors;
 mod download;
 mod events;
 mod exports;
@@ -10,6 +11,7 @@ mod log;
 pub mod problem;
 mod service;
 
+pub use cors::Cors;
 pub use download::Peer;
 pub use service::Watched;
 
@@ -21,7 +23,8 @@ use axum::extract::{Request, State};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post, put};
-use http::{HeaderName, HeaderValue};
+use http::header::ALLOW;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Version};
 use ibid::exporter::Exporter;
 use ibid::ids::RequestId;
 use tokio::sync::{Semaphore, mpsc};
@@ -111,7 +114,7 @@ pub fn router(app: Arc<App>, metrics_elsewhere: bool) -> Router {
         true => Router::new(),
         false => Router::new().route("/metrics", get(service::metrics)),
     };
-    metrics
+    let routes = metrics
         .route("/", get(service::about))
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
@@ -123,46 +126,48 @@ pub fn router(app: Arc<App>, metrics_elsewhere: bool) -> Router {
             get(exports::status).delete(exports::withdraw),
         )
         .route("/exports/{id}/events", get(events::events))
-        .route(
-            "/download/{id}",
-            get(download::download).options(download::options),
-        )
+        .route("/download/{id}", get(download::download))
         .route("/admin/exports/{id}/revoke", post(admin::revoke))
         .route("/admin/exports/{id}/restore", post(admin::restore))
         .route("/admin/exports/{id}/retry", post(admin::retry))
         .route("/admin/accounts/{user}", put(admin::set_account))
         .fallback(nothing_here)
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&app.metrics),
-            every_answer,
-        ))
-        .with_state(app)
+        .with_state(Arc::clone(&app));
+    answering(routes, &app.metrics)
 }
 
 /// What a process is watched by, on a port of its own.
 pub fn watching_router(watched: Watched) -> Router {
-    Router::new()
+    let metrics = Arc::clone(&watched.metrics);
+    let routes = Router::new()
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
         .route("/metrics", get(service::metrics))
         .fallback(nothing_here)
         .method_not_allowed_fallback(async || Problem::method_not_allowed())
-        .layer(middleware::from_fn_with_state(
-            Arc::clone(&watched.metrics),
-            every_answer,
-        ))
-        .with_state(watched)
+        .with_state(watched);
+    answering(routes, &metrics)
+}
+
+/// `routes`, with what every answer carries. Around them as a whole: a layer of their own sees no
+/// Allow header, which is added behind it.
+fn answering(routes: Router, metrics: &Arc<Metrics>) -> Router {
+    let layer = middleware::from_fn_with_state(Arc::clone(metrics), every_answer);
+    Router::new().fallback_service(routes).layer(layer)
 }
 
 async fn nothing_here() -> Problem {
     Problem::not_found("There is nothing at this address.")
 }
 
-const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Gives the request an id, writes problems out with it, and adds what every answer of a route
 /// carries, whoever made the answer.
+///
+/// No answer is 406: where an answer has two forms, Accept chooses, and one that names neither
+/// gets JSON.
 async fn every_answer(
     State(metrics): State<Arc<Metrics>>,
     request: Request,
@@ -172,33 +177,72 @@ async fn every_answer(
         Ok(id) => id.to_string(),
         Err(error) => {
             tracing::error!(%error, "the system gives no random numbers");
-            return http::StatusCode::SERVICE_UNAVAILABLE.into_response();
+            return StatusCode::SERVICE_UNAVAILABLE.into_response();
         }
     };
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let is_download = path.starts_with("/download/");
-    let mut response = next.run(request).await;
+    let mut response = if has_its_host(&request) {
+        next.run(request).await
+    } else {
+        Problem::malformed("Send one Host header, as HTTP/1.1 demands.").into_response()
+    };
+    if response.status() == StatusCode::METHOD_NOT_ALLOWED {
+        response = allow_options(response, &method);
+    }
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
-        problem.write(&mut response, &id);
+        *response.body_mut() = problem.write(response.headers_mut(), &id).into();
     }
     let status = response.status().as_u16();
     let headers = response.headers_mut();
-    if let Ok(id) = HeaderValue::from_str(&id) {
+    if is_download {
+        metrics.download(status);
+        download::protect(headers);
+    }
+    carry(headers, &id);
+    // The path holds ids only; the query, which may hold a signature, is never logged.
+    tracing::debug!(%method, path, status = response.status().as_u16(), request_id = id, "answered");
+    response
+}
+
+/// What every answer carries, whoever made it.
+pub fn carry(headers: &mut HeaderMap, id: &str) {
+    if let Ok(id) = HeaderValue::from_str(id) {
         headers.insert(X_REQUEST_ID, id);
     }
     headers.insert(
         http::header::X_CONTENT_TYPE_OPTIONS,
         HeaderValue::from_static("nosniff"),
     );
-    if is_download {
-        metrics.download(status);
-        download::protect(headers);
-    } else {
-        headers
-            .entry(http::header::CACHE_CONTROL)
-            .or_insert(HeaderValue::from_static("private, no-store"));
+    headers
+        .entry(http::header::CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("private, no-store"));
+}
+
+/// Whether a request has the one Host header of RFC 9112 section 3.2. HTTP/1.0 need not have it,
+/// and HTTP/2 has `:authority`.
+fn has_its_host(request: &Request) -> bool {
+    let mut hosts = request.headers().get_all(http::header::HOST).iter();
+    match (hosts.next(), hosts.next()) {
+        (_, Some(_)) => false,
+        (None, _) => request.version() != Version::HTTP_11,
+        (Some(_), None) => true,
     }
-    // The path holds ids only; the query, which may hold a signature, is never logged.
-    tracing::debug!(%method, path, status = response.status().as_u16(), request_id = id, "answered");
-    response
+}
+
+/// Every route has OPTIONS beside what it is made of: it says what else there is.
+fn allow_options(mut refused: Response, method: &Method) -> Response {
+    let Some(allowed) = refused.headers().get(ALLOW) else {
+        return refused;
+    };
+    let methods = allowed.to_str().unwrap_or_default().split(',');
+    let allowed: String = methods.map(|method| format!("{method}, ")).collect();
+    let Ok(allowed) = HeaderValue::try_from(allowed + "OPTIONS") else {
+        return refused;
+    };
+    if method == Method::OPTIONS {
+        return (StatusCode::NO_CONTENT, [(ALLOW, allowed)]).into_response();
+    }
+    refused.headers_mut().insert(ALLOW, allowed);
+    refused
 }

@@ -169,6 +169,7 @@ impl Config {
         if file_is_known {
             reading.compare_days();
             reading.compare_offload();
+            reading.compare_tls();
         }
 
         match settings {
@@ -269,6 +270,8 @@ enum Written {
     Text(String),
     /// A whole number of the file, in decimal digits.
     Number(String),
+    /// A list of texts of the file, with commas between them.
+    List(String),
     /// Something else of the file that no key takes: its kind, with an article.
     Other(&'static str),
 }
@@ -291,9 +294,15 @@ impl Reading {
         let text = match &value {
             Written::Text(text) => Ok(text),
             Written::Number(digits) if key.form == Form::Number => Ok(digits),
+            Written::List(texts) if key.form == Form::List => Ok(texts),
+            Written::List(_) if key.form == Form::Number => {
+                Err("it is a list and must be a whole number".to_owned())
+            }
+            Written::List(_) => Err("it is a list and must be text, in quotes".to_owned()),
             Written::Number(_) => Err("it must be text, in quotes".to_owned()),
             Written::Other(kind) => Err(match key.form {
                 Form::Text => format!("it is {kind} and must be text, in quotes"),
+                Form::List => format!("it is {kind} and must be a list of texts, each in quotes"),
                 Form::Number => format!("it is {kind} and must be a whole number"),
             }),
         };
@@ -359,6 +368,29 @@ impl Reading {
         );
         self.problems.push(problem);
     }
+
+    /// Holds certificate and key against each other: one is nothing without the other.
+    fn compare_tls(&mut self) {
+        let find = |key: &str| self.entries.iter().find(|entry| entry.key == key);
+        // What is missing here has been refused by itself.
+        let (Some(cert), Some(key)) = (find("tls_cert"), find("tls_key")) else {
+            return;
+        };
+        let (given, missing) = match (&cert.value, &key.value) {
+            (Some(_), None) => (cert, key),
+            (None, Some(_)) => (key, cert),
+            _ => return,
+        };
+        let problem = format!(
+            "{} = {:?} ({}) cannot work: {} is not given, and TLS takes both; give it too, or \
+             leave both out",
+            given.key,
+            given.value.as_deref().unwrap_or_default(),
+            place(given.key, &given.origin),
+            missing.key,
+        );
+        self.problems.push(problem);
+    }
 }
 
 /// The data folder that flags, environment and named file lead to. One that is
@@ -379,7 +411,8 @@ fn refusal(key: &Key, value: &Written, origin: &Origin, reason: &str) -> String 
     let shown = match value {
         Written::Text(text) => format!(" = {:?}", key.shown(text)),
         Written::Number(digits) => format!(" = {}", key.shown(digits)),
-        Written::Other(_) => String::new(),
+        Written::List(texts) if key.form == Form::List => format!(" = [{}]", key.shown(texts)),
+        Written::List(_) | Written::Other(_) => String::new(),
     };
     let place = place(key.name, origin);
     format!("{}{shown} ({place}) cannot work: {reason}", key.name)

@@ -13,11 +13,12 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
-use crate::api::{App, Peer, Watched, router, watching_router};
+use crate::api::{App, Watched, router, watching_router};
+use crate::edge::{Edge, serve};
 use crate::port::Port;
 
-/// How often the file of signing keys is looked at.
-const KEYS_LOOK: Duration = Duration::from_secs(5);
+/// How often the files of signing keys and of the certificate are looked at.
+const FILES_LOOK: Duration = Duration::from_secs(5);
 
 /// `ibid doctor` holds the lock for a moment to see whether somebody does; that is waited out.
 const GLANCES: u32 = 5;
@@ -108,34 +109,35 @@ fn flock(file: &File) -> rustix::io::Result<()> {
     rustix::fs::flock(file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Serves the API on `port`, with `worker` beside it, until `stop`. Then nothing new is
-/// taken, and requests and parts in hand have `drain` to end. The metrics are told on `port`, or
-/// on `watching` alone if that is given.
-///
-/// # Errors
-/// The listener failed.
+/// Serves the API on `port`, whose connections are like `edge`, with `worker` beside it, until
+/// `stop`. Then nothing new is taken, and requests and parts in hand have `drain` to end; what is
+/// left then is cut. The metrics are told on `port`, or on `watching` alone if that is given.
 pub async fn run<F, Io>(
     port: Port<F>,
+    edge: Edge,
     app: Arc<App>,
     watching: Option<TcpListener>,
     worker: Option<Worker>,
     stop: CancellationToken,
     drain: Duration,
-) -> std::io::Result<()>
-where
+) where
     F: Fn(TcpStream) -> Io + Send + 'static,
     Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
 {
     let hearing = app.exporter.clone();
     let keys = Arc::clone(&app.keys);
+    let tls = edge.tls.clone();
     let looking = stop.clone();
     tokio::spawn(async move {
         while looking
-            .run_until_cancelled(tokio::time::sleep(KEYS_LOOK))
+            .run_until_cancelled(tokio::time::sleep(FILES_LOOK))
             .await
             .is_some()
         {
             keys.reload_if_changed();
+            if let Some(tls) = &tls {
+                tls.reload_if_changed();
+            }
         }
     });
     let (stopping, told) = (app.stopping.clone(), stop.clone());
@@ -150,10 +152,7 @@ where
         exporter: app.exporter.clone(),
         metrics: Arc::clone(&app.metrics),
     };
-    let service = router(app, watching.is_some()).into_make_service_with_connect_info::<Peer>();
-    let requests = axum::serve(port, service)
-        .with_graceful_shutdown(stop.clone().cancelled_owned())
-        .into_future();
+    let router = router(app, watching.is_some());
     let work = async {
         let Some(worker) = &worker else {
             return;
@@ -168,19 +167,15 @@ where
         }
     };
     let both = async {
-        let (served, ()) = tokio::join!(requests, work);
-        served
+        tokio::join!(serve(port, edge, router, &stop), work);
     };
     tokio::select! {
-        served = both => served,
-        () = watch(watching, watched, &stop) => Ok(()),
+        () = both => {}
+        () = watch(watching, watched, &stop) => {}
         () = async {
             stop.cancelled().await;
             tokio::time::sleep(drain).await;
-        } => {
-            tracing::warn!("stopped before all requests and parts in hand had ended");
-            Ok(())
-        }
+        } => tracing::warn!("stopped before all requests and parts in hand had ended"),
     }
 }
 
@@ -188,12 +183,8 @@ where
 /// Never ends by itself: what is done beside it says when the process may.
 pub async fn watch(listener: Option<TcpListener>, watched: Watched, stop: &CancellationToken) {
     if let Some(listener) = listener {
-        let served = axum::serve(listener, watching_router(watched))
-            .with_graceful_shutdown(stop.clone().cancelled_owned())
-            .await;
-        if let Err(error) = served {
-            tracing::error!(%error, "the port of the metrics failed");
-        }
+        let port = Port::new(listener, |stream| stream);
+        serve(port, Edge::watching(), watching_router(watched), stop).await;
     }
     std::future::pending().await
 }

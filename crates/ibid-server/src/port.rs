@@ -1,10 +1,13 @@
-//! The port that the API listens on.
+//! A port that is listened on.
 
 use std::net::SocketAddr;
 
-use axum::serve::Listener;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
+
+/// How many bytes the system keeps of a connection that it has not sent yet. A reader that
+/// stands still holds no more, and one that is slow shows soon that it reads; what is on its way
+/// to a fast one is not limited.
+const UNSENT_BYTES: u32 = 128 * 1024;
 
 /// A port that is listened on. `wrap` is what connections go through: nothing, or what a test
 /// puts between.
@@ -13,29 +16,24 @@ pub struct Port<F> {
     wrap: F,
 }
 
-impl<F> Port<F> {
+impl<F, Io> Port<F>
+where
+    F: Fn(TcpStream) -> Io,
+{
     pub fn new(listener: TcpListener, wrap: F) -> Port<F> {
         Port { listener, wrap }
     }
-}
 
-impl<F, Io> Listener for Port<F>
-where
-    F: Fn(TcpStream) -> Io + Send + 'static,
-    Io: AsyncRead + AsyncWrite + Send + Unpin + 'static,
-{
-    type Io = Io;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Io, SocketAddr) {
-        // The listener's own accept waits out what passes, such as too many open files.
-        let (stream, address) = Listener::accept(&mut self.listener).await;
+    /// The next connection, and the address at its other end.
+    ///
+    /// # Errors
+    /// It was gone before it was taken, or the system lacks what it needs, such as open files.
+    pub async fn accept(&self) -> std::io::Result<(Io, SocketAddr)> {
+        let (stream, address) = self.listener.accept().await?;
         // Answers are written whole; waiting for more only delays their last packet.
         let _ = stream.set_nodelay(true);
-        ((self.wrap)(stream), address)
-    }
-
-    fn local_addr(&self) -> std::io::Result<SocketAddr> {
-        self.listener.local_addr()
+        #[cfg(target_os = "linux")]
+        let _ = socket2::SockRef::from(&stream).set_tcp_notsent_lowat(UNSENT_BYTES);
+        Ok(((self.wrap)(stream), address))
     }
 }

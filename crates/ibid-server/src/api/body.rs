@@ -7,6 +7,7 @@ use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 
 use super::problem::Problem;
+use crate::edge::is_timeout;
 
 /// What a route takes as its body.
 pub struct Taken {
@@ -36,7 +37,8 @@ impl Taken {
 /// The body of a request.
 ///
 /// # Errors
-/// 415: it is of another type. 413: it is longer. 400: it ended before it was whole.
+/// 415: it is of another type. 413: it is longer. 408: it did not come in time. 400: it ended
+/// before it was whole.
 pub async fn read_body(headers: &HeaderMap, body: Body, taken: &Taken) -> Result<Bytes, Problem> {
     let media_type = headers
         .get(CONTENT_TYPE)
@@ -56,6 +58,7 @@ pub async fn read_body(headers: &HeaderMap, body: Body, taken: &Taken) -> Result
     match Limited::new(body, taken.bytes).collect().await {
         Ok(body) => Ok(body.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(Problem::too_large(taken.shown)),
+        Err(error) if is_timeout(error.as_ref()) => Err(Problem::request_timeout()),
         Err(_) => Err(Problem::request_invalid(
             "The body ended before it was whole; send the request again.",
         )),

@@ -1,4 +1,4 @@
-//! `GET, HEAD, OPTIONS /download/{id}`.
+//! `GET, HEAD /download/{id}`.
 
 mod multipart;
 
@@ -7,17 +7,15 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::extract::connect_info::Connected;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{ConnectInfo, Path, RawQuery, State as Shared};
 use axum::response::{IntoResponse as _, Response};
-use axum::serve::{IncomingStream, Listener};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use http::header::{
-    ACCEPT_RANGES, ALLOW, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE,
     CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, LAST_MODIFIED, LOCATION, REFERRER_POLICY,
 };
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
@@ -28,29 +26,13 @@ use ibid::vault::{Asked, VaultError};
 use self::multipart::Multipart;
 use super::App;
 use super::problem::{Problem, kinds};
-use crate::port::Port;
 use crate::range::{ByteRange, Plan, Representation, plan};
 
 const REPR_DIGEST: HeaderName = HeaderName::from_static("repr-digest");
-const METHODS: &str = "GET, HEAD, OPTIONS";
 
 /// The address at the other end of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Peer(pub SocketAddr);
-
-impl<F> Connected<IncomingStream<'_, Port<F>>> for Peer
-where
-    Port<F>: Listener<Addr = SocketAddr>,
-{
-    fn connect_info(stream: IncomingStream<'_, Port<F>>) -> Peer {
-        Peer(*stream.remote_addr())
-    }
-}
-
-/// `OPTIONS /download/{id}`.
-pub async fn options() -> Response {
-    (StatusCode::NO_CONTENT, [(ALLOW, METHODS)]).into_response()
-}
 
 /// `GET /download/{id}` and `HEAD`: all checks of the link and of the job first, then
 /// preconditions, then ranges; or, where the object store sends the bytes, an address there.

@@ -6,10 +6,9 @@ mod page;
 
 use std::time::Duration;
 
-use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use http::header::{ALLOW, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use ibid::export::RevokedBy;
 use ibid::exporter::DownloadError;
 use ibid::ledger::{CreateError, LedgerError};
@@ -147,6 +146,18 @@ impl Problem {
         )
     }
 
+    /// What came is no request.
+    pub fn malformed(detail: &str) -> Problem {
+        Problem::new(&kinds::MALFORMED, detail)
+    }
+
+    pub fn request_timeout() -> Problem {
+        Problem::new(
+            &kinds::REQUEST_TIMEOUT,
+            "The request did not come in time; send it again, on a new connection.",
+        )
+    }
+
     pub fn too_large(limit: &str) -> Problem {
         Problem::new(
             &kinds::BODY_TOO_LARGE,
@@ -174,8 +185,12 @@ impl Problem {
         )
     }
 
-    /// Writes the problem into `response` as its body, with the request's id.
-    pub fn write(self, response: &mut Response, request_id: &str) {
+    pub fn status(&self) -> StatusCode {
+        self.kind.status
+    }
+
+    /// The problem as a body, with the request's id; `headers` are told of it.
+    pub fn write(&self, headers: &mut HeaderMap, request_id: &str) -> String {
         let body = Members {
             kind: format!("/problems/{}", self.kind.name),
             title: self.kind.title,
@@ -186,13 +201,12 @@ impl Problem {
         };
         // Strings and a number can always be written.
         let body = serde_json::to_string(&body).unwrap_or_default();
-        let headers = response.headers_mut();
         headers.insert(
             CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
         headers.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
-        *response.body_mut() = Body::from(body);
+        body
     }
 }
 

@@ -8,13 +8,15 @@ use ibid::worker::Worker;
 
 use super::worker::worker_terms;
 use super::{Failure, bind, bind_metrics, load, migrate, open, say};
-use crate::api::App;
-use crate::config::{ServeFlags, StoreFlags, WorkFlags};
+use crate::api::{App, Cors};
+use crate::config::{ServeFlags, Settings, StoreFlags, WorkFlags};
+use crate::edge::{Edge, Patience, connections_by_files};
 use crate::keys::KeyStore;
 use crate::lifecycle::{self, ServeLock};
 use crate::metrics::of_attempts;
 use crate::port::Port;
 use crate::signals;
+use crate::tls::Certificate;
 
 /// Serve the API, with workers inside
 ///
@@ -26,6 +28,7 @@ Examples:
   ibid serve
   ibid serve --data /var/lib/ibid --listen 0.0.0.0:8787 --public-url https://export.example
   ibid serve --workers 0                     leave the work to `ibid worker`
+  ibid serve --tls-cert /etc/ibid/chain.pem --tls-key /etc/ibid/key.pem
   ibid serve --metrics-listen 127.0.0.1:9100 /metrics there, for Prometheus alone")]
 pub struct ServeArgs {
     /// Bring the schema of PostgreSQL databases up to date first
@@ -58,6 +61,7 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let exporter = open(settings).await?;
     let keys = KeyStore::open_or_create(&settings.signing_keys, Clock::system().now())
         .map_err(|e| Failure::failed(e.to_string()))?;
+    let edge = edge(settings)?;
     let (listener, address) = bind(settings.listen, "--listen").await?;
     let watching = bind_metrics(settings).await?;
     let stop = signals::stop_token().map_err(|e| {
@@ -77,15 +81,32 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
         Worker::new(workshop, worker_terms(settings), wake, report)
     });
     say(&format!(
-        "ibid {} listens on http://{address}",
-        env!("CARGO_PKG_VERSION")
+        "ibid {} listens on {}://{address}",
+        env!("CARGO_PKG_VERSION"),
+        if edge.tls.is_some() { "https" } else { "http" }
     ));
     let watching = watching.map(|(listener, text)| {
         say(&text);
         listener
     });
     let port = Port::new(listener, |stream| stream);
-    lifecycle::run(port, app, watching, worker, stop, settings.drain)
-        .await
-        .map_err(|e| Failure::failed(format!("the server failed: {e}; see its log")))
+    lifecycle::run(port, edge, app, watching, worker, stop, settings.drain).await;
+    Ok(())
+}
+
+fn edge(settings: &Settings) -> Result<Edge, Failure> {
+    let tls = match (&settings.tls_cert, &settings.tls_key) {
+        (Some(cert), Some(key)) => {
+            let certificate = Certificate::open(cert, key);
+            let certificate = certificate.map_err(|e| Failure::failed(e.to_string()))?;
+            Some(Arc::new(certificate))
+        }
+        _ => None,
+    };
+    Ok(Edge {
+        patience: Patience::default(),
+        tls,
+        connections: connections_by_files(),
+        cors: Cors::of(&settings.cors_origins),
+    })
 }

@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::{Given, Layer, Origin, Written, keys, place, refusal, unknown};
 
@@ -54,7 +54,7 @@ fn moved_data(layer: &Layer, data: &Path) -> Option<String> {
                   IBID_DATA, or name the file with --config";
     match value {
         Written::Text(text) if Path::new(text) != data => Some(refusal(key, value, origin, reason)),
-        Written::Text(_) | Written::Number(_) | Written::Other(_) => None,
+        Written::Text(_) | Written::Number(_) | Written::List(_) | Written::Other(_) => None,
     }
 }
 
@@ -125,9 +125,22 @@ fn written(value: DeValue<'_>) -> Written {
         DeValue::Float(_) => Written::Other("a fraction"),
         DeValue::Boolean(_) => Written::Other("a boolean"),
         DeValue::Datetime(_) => Written::Other("a date"),
-        DeValue::Array(_) => Written::Other("a list"),
+        DeValue::Array(items) => list(items),
         DeValue::Table(_) => Written::Other("a table"),
     }
+}
+
+/// A list of texts in the one form of the other sources. Where a text holds a comma, that would
+/// be another list.
+fn list(items: DeArray<'_>) -> Written {
+    let mut texts = Vec::new();
+    for item in items {
+        match item.into_inner() {
+            DeValue::String(text) if !text.contains(',') => texts.push(text.into_owned()),
+            _ => return Written::Other("a list, but not one of such texts,"),
+        }
+    }
+    Written::List(texts.join(", "))
 }
 
 /// The place in the file of the byte at `offset`.

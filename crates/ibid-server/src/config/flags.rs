@@ -59,6 +59,7 @@ flags! {
     ServeFlags {
         listen public_url part_bytes part_messages link_seconds record_days
         unfinished_per_user exports_per_user_per_day offload signing_keys
+        tls_cert tls_key cors_origins
     }
 }
 

@@ -36,6 +36,8 @@ pub(super) struct Key {
 pub(super) enum Form {
     Text,
     Number,
+    /// Text with commas, or a list of texts.
+    List,
 }
 
 /// The value of a key that nothing gives.
@@ -207,6 +209,21 @@ settings! {
     /// File of the keys that sign download links, for its owner only
     signing_keys: PathBuf = signing_keys {
         default: InData("", "keys"), form: Text, secret: false, parse: parse::path,
+    }
+
+    /// File of the TLS certificate and its chain, PEM; with tls_key the API speaks HTTPS alone
+    tls_cert: Option<PathBuf> = tls_cert {
+        default: Nothing, form: Text, secret: false, parse: parse::path_or_none,
+    }
+
+    /// File of the private key of tls_cert, PEM, without a passphrase
+    tls_key: Option<PathBuf> = tls_key {
+        default: Nothing, form: Text, secret: false, parse: parse::path_or_none,
+    }
+
+    /// Origins whose web pages may use the API, as https://chat.example, separated by commas
+    cors_origins: Vec<String> = cors_origins {
+        default: Nothing, form: List, secret: false, parse: parse::origins,
     }
 
     /// Address of /metrics, which the API then has no more, IP:PORT; port 0 picks one and prints it

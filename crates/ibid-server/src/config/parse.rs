@@ -88,6 +88,14 @@ pub(super) fn path(text: &str) -> Result<PathBuf, String> {
     Ok(PathBuf::from(text))
 }
 
+/// As [`path`], or empty where nothing gives one.
+pub(super) fn path_or_none(text: &str) -> Result<Option<PathBuf>, String> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    path(text).map(Some)
+}
+
 /// `sqlite:PATH` or the address of a PostgreSQL database.
 pub(super) fn database(text: &str) -> Result<Database, String> {
     let form = "it must be sqlite:PATH with the path of a file, as sqlite:/srv/ibid/ibid.db, or \
@@ -203,6 +211,41 @@ pub(super) fn public_url(text: &str) -> Result<Option<String>, String> {
         "{scheme}://{authority}{}",
         path.trim_end_matches('/')
     )))
+}
+
+/// Origins (RFC 6454) as browsers write them, separated by commas: the comparison is exact.
+pub(super) fn origins(text: &str) -> Result<Vec<String>, String> {
+    let origins = text.split(',').map(str::trim);
+    let origins = origins.filter(|origin| !origin.is_empty());
+    origins.map(origin).collect()
+}
+
+fn origin(text: &str) -> Result<String, String> {
+    if text == "*" {
+        return Err(
+            "it must name the origins one by one, since exports are not for every web page"
+                .to_owned(),
+        );
+    }
+    let default_port = match text.split_once("://") {
+        Some(("https", _)) => ":443",
+        Some(("http", _)) => ":80",
+        _ => "/",
+    };
+    let authority = text.split_once("://").map_or("", |(_, rest)| rest);
+    let is_origin = is_authority(authority)
+        && !authority.ends_with(default_port)
+        && !text.bytes().any(|byte| byte.is_ascii_uppercase())
+        && default_port != "/";
+    if !is_origin {
+        return Err(
+            "it must be origins as browsers send them, separated by commas: http or https, a \
+             host in lower case, a port if it is not the usual one, and no path, as \
+             https://chat.example or http://localhost:3000"
+                .to_owned(),
+        );
+    }
+    Ok(text.to_owned())
 }
 
 /// Whether `text` is a host with an optional port: a name of letters, digits,

@@ -125,6 +125,9 @@ fn every_default_is_that_of_the_contract() {
         offload: Offload::None,
         min_free: 256 << 20,
         signing_keys: PathBuf::from("./ibid-data/keys"),
+        tls_cert: None,
+        tls_key: None,
+        cors_origins: Vec::new(),
         metrics_listen: None,
         drain: Duration::from_secs(10),
     };
@@ -185,23 +188,38 @@ fn every_key_can_be_given_by_each_source() {
             none if none.is_empty() => "https://chat.example".to_owned(),
             value => value,
         };
+        // One of the pair cannot work alone.
+        let beside = match key.name {
+            "tls_cert" => Some(("tls_key", "other.pem")),
+            "tls_key" => Some(("tls_cert", "other.pem")),
+            _ => None,
+        };
+        let case = || {
+            let case = Case::new();
+            match beside {
+                Some((other, value)) => case.flag(other, value),
+                None => case,
+            }
+        };
         // Under another name, since a found file may not name a data folder.
-        let case = Case::new();
-        let file = case.path("settings.toml");
+        let in_file = case();
+        let file = in_file.path("settings.toml");
         fs::write(&file, format!("{} = {value:?}", key.name)).unwrap();
-        let case = case.flag("config", file.to_str().unwrap());
+        let in_file = in_file.flag("config", file.to_str().unwrap());
         assert_eq!(
-            case.entry(key.name).origin,
+            in_file.entry(key.name).origin,
             Origin::File {
                 path: file,
                 line: 1
             }
         );
-        assert_eq!(flag(key.name, &value).entry(key.name).origin, Origin::Flag);
+        let by_flag = case().flag(key.name, &value);
+        assert_eq!(by_flag.entry(key.name).origin, Origin::Flag);
 
         let variable = keys::variable(key.name);
         let environment = Environment::from_iter([(variable.clone(), value)]);
-        let config = Config::resolve(&Flags::default(), &environment).unwrap();
+        let flags: Flags = case().flags.into_iter().collect();
+        let config = Config::resolve(&flags, &environment).unwrap();
         let entry = config
             .entries()
             .find(|entry| entry.key == key.name)

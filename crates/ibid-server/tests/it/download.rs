@@ -6,17 +6,22 @@ use sha2::{Digest as _, Sha256};
 
 use crate::harness::{Answer, Server, Setup, answer, sample};
 
-struct Ready {
-    server: Server,
+pub struct Ready {
+    pub server: Server,
     token: String,
-    document: Value,
-    url: String,
-    bytes: u64,
+    pub document: Value,
+    pub url: String,
+    pub bytes: u64,
     etag: String,
 }
 
 async fn ready() -> Ready {
-    let server = Server::start(Setup::default()).await;
+    ready_at(Setup::default()).await
+}
+
+/// A server with an export that is done.
+pub async fn ready_at(setup: Setup) -> Ready {
+    let server = Server::start(setup).await;
     server.import(&sample()).await;
     let token = server.token("alice", Role::User).await;
     let document = server.export(&token, "k").await;
@@ -34,7 +39,7 @@ async fn ready() -> Ready {
 }
 
 impl Ready {
-    async fn get(&self, headers: &[(&str, &str)]) -> Answer {
+    pub async fn get(&self, headers: &[(&str, &str)]) -> Answer {
         let mut request = self.server.get(&self.url);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -42,7 +47,7 @@ impl Ready {
         answer(request).await
     }
 
-    fn sha256(&self) -> &str {
+    pub fn sha256(&self) -> &str {
         self.document["sha256"].as_str().expect("a digest")
     }
 }
@@ -366,7 +371,6 @@ pub fn walk(folder: &std::path::Path) -> Vec<std::path::PathBuf> {
 /// A ready export that is far larger than what sockets hold.
 async fn large() -> Ready {
     use base64::Engine as _;
-    let server = Server::start(Setup::default()).await;
     let mut events = vec![crate::harness::join("c", "alice")];
     let mut noise = Sha256::digest(b"seed").to_vec();
     for _ in 0..600 {
@@ -378,7 +382,13 @@ async fn large() -> Ready {
         let body = base64::engine::general_purpose::STANDARD.encode(body);
         events.push(crate::harness::message("c", &body));
     }
-    server.import(&events).await;
+    of_chat(Setup::default(), &events).await
+}
+
+/// A server with alice's export of this chat.
+pub async fn of_chat(setup: Setup, events: &[String]) -> Ready {
+    let server = Server::start(setup).await;
+    server.import(events).await;
     let token = server.token("alice", Role::User).await;
     let document = server.export(&token, "k").await;
     Ready {

@@ -20,6 +20,7 @@ use ibid::token::FreshToken;
 use ibid::vault::Vault;
 use ibid::worker::{Worker, WorkerTerms};
 use ibid_server::api::App;
+use ibid_server::edge::Edge;
 use ibid_server::keys::KeyStore;
 use ibid_server::lifecycle;
 use ibid_server::port::Port;
@@ -35,6 +36,10 @@ pub struct Setup {
     pub public_url: Option<String>,
     /// An object store, which then sends the downloads, too.
     pub store: Option<Vault>,
+    pub edge: Edge,
+    pub drain: Duration,
+    /// What the client trusts beside the authorities that it knows.
+    pub trusted: Option<reqwest::Certificate>,
 }
 
 impl Default for Setup {
@@ -47,6 +52,9 @@ impl Default for Setup {
             part_messages: 200,
             public_url: None,
             store: None,
+            edge: Edge::default(),
+            drain: Duration::ZERO,
+            trusted: None,
         }
     }
 }
@@ -97,10 +105,13 @@ impl Server {
         let address = listener.local_addr().expect("an address");
         let cut = Cut::default();
         let cutting = cut.clone();
-        let port = Port::new(listener, move |stream| CutStream {
-            stream,
-            cut: cutting.clone(),
-            state: Mutex::default(),
+        let port = Port::new(listener, move |stream| {
+            cutting.open.fetch_add(1, Ordering::SeqCst);
+            CutStream {
+                stream,
+                cut: cutting.clone(),
+                state: Mutex::default(),
+            }
         });
         let app = App::new(
             exporter.clone(),
@@ -109,27 +120,41 @@ impl Server {
             Duration::from_secs(90 * 86_400),
             Duration::from_secs(1),
         );
+        let (scheme, host) = match setup.edge.tls {
+            // What the certificate is made for.
+            Some(_) => ("https", format!("localhost:{}", address.port())),
+            None => ("http", address.to_string()),
+        };
+        let mut client = ibid_server::commands::http_client().expect("a client");
+        if let Some(trusted) = setup.trusted {
+            let trusting = reqwest::Client::builder().tls_certs_only([trusted]);
+            client = trusting.build().expect("a client");
+        }
         let stop = CancellationToken::new();
         let ended = stop.clone();
         tokio::spawn(async move {
-            lifecycle::run(port, app, None, None, ended, Duration::ZERO)
-                .await
-                .expect("the server ends in order");
+            lifecycle::run(port, setup.edge, app, None, None, ended, setup.drain).await;
         });
         Server {
-            base: format!("http://{address}"),
+            base: format!("{scheme}://{host}"),
             clock,
             exporter,
-            client: ibid_server::commands::http_client().expect("a client"),
+            client,
             cut,
             folder,
             stop,
         }
     }
 
-    /// Tells it to stop.
+    /// Asks it to stop, as a signal does.
     pub fn stop(&self) {
         self.stop.cancel();
+    }
+
+    /// Host and port.
+    pub fn host(&self) -> &str {
+        let (_, host) = self.base.split_once("://").expect("a URL");
+        host
     }
 
     /// Takes events into the log.
@@ -283,9 +308,15 @@ pub async fn answer(request: reqwest::RequestBuilder) -> Answer {
 pub struct Cut {
     /// 0 is not armed; else one more than the bytes that may pass.
     armed: Arc<AtomicU64>,
+    open: Arc<AtomicU64>,
 }
 
 impl Cut {
+    /// How many connections the server has.
+    pub fn open(&self) -> u64 {
+        self.open.load(Ordering::SeqCst)
+    }
+
     pub fn after(&self, bytes: u64) {
         self.armed.store(bytes + 1, Ordering::SeqCst);
     }
@@ -295,6 +326,12 @@ struct CutStream {
     stream: TcpStream,
     cut: Cut,
     state: Mutex<CutState>,
+}
+
+impl Drop for CutStream {
+    fn drop(&mut self) {
+        self.cut.open.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// What has passed of the answer that is being cut.

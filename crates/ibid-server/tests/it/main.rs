@@ -4,6 +4,7 @@ mod api;
 mod cli;
 mod crash;
 mod download;
+mod edge;
 mod events;
 mod harness;
 mod links;

@@ -99,7 +99,7 @@ impl Place {
         );
         let line = process.line();
         let at = line
-            .find("http://")
+            .find("http")
             .unwrap_or_else(|| panic!("no address in {line:?}"));
         Served {
             base: line[at..].trim().to_owned(),

@@ -156,7 +156,9 @@ fn every_key_has_one_flag_whose_help_names_its_default() {
 
 fn default_in_words(key: &Key) -> String {
     match key.name {
-        "public_url" | "source" | "metrics_listen" => "none".to_owned(),
+        "public_url" | "source" | "metrics_listen" | "tls_cert" | "tls_key" | "cors_origins" => {
+            "none".to_owned()
+        }
         "render_threads" => "cores".to_owned(),
         _ => key.default.value(Path::new("<data>")),
     }

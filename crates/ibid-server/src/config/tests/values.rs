@@ -418,3 +418,84 @@ fn the_port_of_the_metrics_is_an_address_or_none() {
     assert_eq!(given.metrics_listen, "0.0.0.0:9100".parse().ok());
     assert!(reason("metrics_listen", "9100").starts_with("it must be IP:PORT"));
 }
+
+#[test]
+fn certificate_and_key_are_given_together() {
+    let both = flag("tls_cert", "c.pem")
+        .flag("tls_key", "k.pem")
+        .settings();
+    assert_eq!(both.tls_cert.as_deref(), Some(Path::new("c.pem")));
+    assert_eq!(both.tls_key.as_deref(), Some(Path::new("k.pem")));
+    for (given, missing) in [("tls_cert", "tls_key"), ("tls_key", "tls_cert")] {
+        let expected =
+            format!("{missing} is not given, and TLS takes both; give it too, or leave both out");
+        assert_eq!(reason(given, "x.pem"), expected);
+        assert_eq!(flag(given, "").settings().tls_cert, None);
+    }
+}
+
+#[test]
+fn origins_are_exact_and_never_all() {
+    let none = flag("cors_origins", "").settings().cors_origins;
+    assert!(none.is_empty());
+    let two = ["https://chat.example", "http://localhost:3000"];
+    for text in [two.join(","), two.join(" , ") + ","] {
+        assert_eq!(flag("cors_origins", &text).settings().cors_origins, two);
+    }
+    let list =
+        Case::with_file("cors_origins = [\"https://chat.example\", \"http://localhost:3000\"]");
+    assert_eq!(list.settings().cors_origins, two);
+    let origin = list.entry("cors_origins");
+    assert_eq!(
+        origin.value.as_deref(),
+        Some("https://chat.example, http://localhost:3000")
+    );
+    let all = "it must name the origins one by one, since exports are not for every web page";
+    assert_eq!(reason("cors_origins", "*"), all);
+    assert_eq!(reason("cors_origins", "https://a.example, *"), all);
+    for bad in [
+        "null",
+        "chat.example",
+        "https://",
+        "https://chat.example/",
+        "https://chat.example/path",
+        "https://Chat.example",
+        "HTTPS://chat.example",
+        "https://chat.example:443",
+        "http://chat.example:80",
+        "https://*.example",
+        "ftp://chat.example",
+        "https://chat.example https://b.example",
+    ] {
+        let reason = reason("cors_origins", bad);
+        assert!(
+            reason.starts_with("it must be origins as browsers send them"),
+            "{bad}: {reason}"
+        );
+    }
+    for (text, problem) in [
+        (
+            "cors_origins = [1]",
+            "it is a list, but not one of such texts, and must be a list of texts, each in quotes",
+        ),
+        (
+            "cors_origins = [\"a,b\"]",
+            "it is a list, but not one of such texts, and must be a list of texts, each in quotes",
+        ),
+        ("cors_origins = 7", "it must be text, in quotes"),
+        (
+            "listen = [\"127.0.0.1:1\"]",
+            "it is a list and must be text, in quotes",
+        ),
+        (
+            "workers = [\"1\"]",
+            "it is a list and must be a whole number",
+        ),
+    ] {
+        let problems = Case::with_file(text).problems();
+        assert!(
+            problems[0].ends_with(&format!("cannot work: {problem}")),
+            "{problems:?}"
+        );
+    }
+}
