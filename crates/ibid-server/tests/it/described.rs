@@ -2,6 +2,8 @@
 //! must be described for its route and method. More is refused than a client would refuse: an
 //! answer must have no member that is not described.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::LazyLock;
 
 use ibid_server::api::openapi::{Facts, document};
@@ -246,6 +248,15 @@ fn is_of_type(value: &Value, name: &Value) -> bool {
     }
 }
 
+thread_local! {
+    /// The patterns that were met, since making one takes longer than to use it.
+    static PATTERNS: RefCell<HashMap<String, Regex>> = RefCell::default();
+}
+
 fn matches(text: &str, pattern: &str) -> bool {
-    Regex::new(pattern).expect(pattern).is_match(text)
+    PATTERNS.with_borrow_mut(|known| {
+        let known = known.entry(pattern.to_owned());
+        let known = known.or_insert_with_key(|it| Regex::new(it).expect(it));
+        known.is_match(text)
+    })
 }

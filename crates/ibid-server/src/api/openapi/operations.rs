@@ -61,7 +61,12 @@ pub fn all(facts: &Facts) -> Vec<Operation> {
     }
     all.extend([create(facts), list(), status(), withdraw(), events()]);
     all.extend([download("get", facts), download("head", facts)]);
-    all.push(options("/download/{id}", "optionsOfDownload", &PROTECTING));
+    all.push(options(
+        "/download/{id}",
+        "optionsOfDownload",
+        &["job"],
+        &PROTECTING,
+    ));
     all.push(log());
     all.extend(admin());
     all
@@ -335,9 +340,15 @@ fn download(method: &'static str, facts: &Facts) -> Operation {
     operation
 }
 
-fn options(path: &'static str, id: &'static str, everywhere: &'static [&'static str]) -> Operation {
+fn options(
+    path: &'static str,
+    id: &'static str,
+    parameters: &[&str],
+    everywhere: &'static [&'static str],
+) -> Operation {
     Operation::new("options", path, id, "service")
         .carrying(everywhere)
+        .takes(parameters)
         .says("Tell which methods there are", "Nothing is looked at.")
         .answer(Answer::new(204, "`Allow` names them.").carries(&["Allow"]))
 }
@@ -390,8 +401,8 @@ fn admin() -> Vec<Operation> {
         post("/admin/exports/{id}/retry", "retryExport")
             .says(
                 "Try an export again",
-                "One that failed is tried again; of one that is done the file is made again, and \
-                 only the recorded SHA-256 is accepted.",
+                "One that failed is tried again. Of one that is done the file is made again if its \
+                 bytes are lost or damaged, and only the recorded SHA-256 is accepted.",
             )
             .answer(export())
             .problems(&[&TOKEN, &[&NOT_FOUND, &STATE_CONFLICT], &DATABASE]),
