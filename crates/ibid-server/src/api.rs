@@ -8,6 +8,7 @@ mod download;
 mod events;
 mod exports;
 mod log;
+pub mod openapi;
 pub mod problem;
 mod service;
 
@@ -118,6 +119,7 @@ pub fn router(app: Arc<App>, metrics_elsewhere: bool) -> Router {
         .route("/", get(service::about))
         .route("/healthz", get(service::healthz))
         .route("/readyz", get(service::readyz))
+        .route(openapi::PATH, openapi::route(&app, !metrics_elsewhere))
         .route("/problems/{name}", get(problem::page))
         .route("/exports", post(exports::create).get(exports::list))
         .route("/log", post(log::take))

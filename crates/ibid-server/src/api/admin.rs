@@ -11,16 +11,18 @@ use http::HeaderMap;
 use ibid::ids::{JobId, UserId};
 use ibid::json::Json as StrictJson;
 use ibid::ledger::{LedgerError, Role};
-use serde_json::json;
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::App;
 use super::auth::caller;
 use super::body::{Taken, read_body};
 use super::exports::{Document, job_id, json_object, member_text, unknown_member};
+use super::openapi::schemas;
 use super::problem::Problem;
 
 /// The longest reason for a revocation, in characters.
-const MAX_REASON_CHARS: usize = 1000;
+pub(super) const MAX_REASON_CHARS: usize = 1000;
 
 /// `POST /admin/exports/{id}/revoke {"reason"}`.
 pub async fn revoke(
@@ -113,7 +115,15 @@ pub async fn set_account(
             )
         })?;
     app.exporter.source.set_account(&user, enabled).await?;
-    Ok(Json(json!({"user": user, "enabled": enabled})).into_response())
+    Ok(Json(Account { user, enabled }).into_response())
+}
+
+/// An account as it is now.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Account {
+    #[schema(value_type = schemas::UserId)]
+    user: UserId,
+    enabled: bool,
 }
 
 /// The job as an admin sees it: whose it is, and never a link to its bytes.
@@ -121,10 +131,21 @@ async fn resource(app: &App, job: JobId) -> Result<Response, Problem> {
     let found = app.exporter.ledger.find(job).await?;
     let found = found.ok_or_else(no_such_export)?;
     let now = app.exporter.ledger.now().await?;
-    let mut document = serde_json::to_value(Document::without_link(&found, now))
-        .map_err(|_| Problem::unavailable("The answer could not be written; try again."))?;
-    document["user"] = json!(found.export.user);
-    Ok(Json(document).into_response())
+    Ok(Json(Owned {
+        document: Document::without_link(&found, now),
+        user: found.export.user,
+    })
+    .into_response())
+}
+
+/// An export with its owner.
+#[derive(Serialize, ToSchema)]
+#[schema(as = OwnedExport)]
+pub(super) struct Owned {
+    #[serde(flatten)]
+    document: Document,
+    #[schema(value_type = schemas::UserId)]
+    user: UserId,
 }
 
 fn admin_error(error: LedgerError) -> Problem {

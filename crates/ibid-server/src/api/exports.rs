@@ -19,11 +19,12 @@ use ibid::link::percent_decode;
 use ibid::scope::{Format, Request as ExportRequest, Scope};
 use ibid::time::Time;
 use serde::Serialize;
-use serde_json::json;
+use utoipa::ToSchema;
 
 use super::App;
 use super::auth::caller;
 use super::body::{Taken, read_body};
+use super::openapi::schemas;
 use super::problem::Problem;
 
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -63,11 +64,14 @@ pub async fn create(
     Ok(response)
 }
 
-/// What asking came to.
-#[derive(Serialize)]
-struct Asked {
+/// What asking for an export came to.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Asked {
+    #[schema(value_type = schemas::JobId)]
     job_id: JobId,
+    #[schema(value_type = schemas::State)]
     state: State,
+    /// Whether an earlier request with this key had made the job already.
     replayed: bool,
 }
 
@@ -205,11 +209,18 @@ pub async fn list(
         URL_SAFE_NO_PAD.encode(cursor)
     });
     let now = app.exporter.ledger.now().await?;
-    let exports: Vec<Document> = list
-        .iter()
-        .map(|found| Document::new(&app, found, now))
-        .collect();
-    Ok(Json(json!({"exports": exports, "next": next})).into_response())
+    let exports = list.iter().map(|found| Document::new(&app, found, now));
+    let exports = exports.collect();
+    Ok(Json(Page { exports, next }).into_response())
+}
+
+/// Some of the caller's exports, newest first.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Page {
+    exports: Vec<Document>,
+    /// The cursor of the next page; null on the last one.
+    #[schema(required)]
+    next: Option<String>,
 }
 
 fn page_of(query: &str) -> Result<(u32, Option<Cursor>), Problem> {
@@ -262,51 +273,90 @@ fn cursor(text: &str) -> Option<Cursor> {
     })
 }
 
-/// A job as its owner sees it.
-#[derive(Serialize)]
+/// An export as its owner sees it.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Export)]
 pub(super) struct Document {
+    #[schema(value_type = schemas::JobId)]
     job_id: JobId,
+    #[schema(value_type = schemas::State)]
     pub(super) state: State,
+    #[schema(value_type = schemas::Scope)]
     scope: String,
+    #[schema(value_type = schemas::Format)]
     format: Format,
+    /// Which version of the format the file has.
     format_version: u32,
+    /// When the export was asked for, which is the moment that it shows.
+    #[schema(value_type = schemas::Time)]
     created_at: Time,
+    /// When a worker first took it; null before.
+    #[schema(value_type = Option<schemas::Time>, required)]
     started_at: Option<Time>,
+    /// When it was done or failed; null before.
+    #[schema(value_type = Option<schemas::Time>, required)]
     finished_at: Option<Time>,
+    /// Until when its file is kept; null as long as there is none.
+    #[schema(value_type = Option<schemas::Time>, required)]
     expires_at: Option<Time>,
+    /// How often a worker took it.
     attempts: u32,
     progress: Progress,
+    // What the schema has of it is put in where the schemas are put together: utoipa would
+    // demand its members in every state.
     #[serde(flatten)]
+    #[schema(ignore)]
     done: Option<Done>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schemas::Failure>, nullable = false)]
     error: Option<ExportProblem>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schemas::Waiting>, nullable = false)]
     waiting: Option<Waiting>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<schemas::Revocation>, nullable = false)]
     revoked: Option<Revocation>,
 }
 
-#[derive(Serialize)]
-struct Progress {
+/// How far the work on an export is.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Progress {
+    /// How many parts of the file are made.
     parts_done: u64,
+    /// How many parts there will be; null until that is known.
+    #[schema(required)]
     parts_total: Option<u64>,
+    /// How many messages are in the parts that are made.
     messages_done: u64,
+    /// How many messages the file will hold.
     messages_total: u64,
 }
 
-#[derive(Serialize)]
-struct Done {
+/// What is known of an export that is done.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Done {
+    #[schema(value_type = schemas::Sha256)]
     sha256: String,
+    /// The length of the file in bytes.
     bytes: u64,
+    /// How many messages the file holds.
     messages: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     download: Option<Link>,
+    #[schema(value_type = schemas::Downloads)]
     downloads: Downloads,
 }
 
-#[derive(Serialize)]
-struct Link {
+/// A link to the file, made afresh for every answer and good for a short time.
+#[derive(Serialize, ToSchema)]
+pub(super) struct Link {
+    /// An address on this server: absolute where the server knows how the world reaches it, else
+    /// a path.
+    #[schema(value_type = String, format = "uri-reference")]
     url: String,
+    /// When a download by this link can no longer begin.
+    #[schema(value_type = schemas::Time)]
     expires_at: Time,
 }
 

@@ -12,10 +12,12 @@ use ibid::ids::ConvId;
 use ibid::import::{AppendError, Appended, append};
 use ibid::ledger::Role;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::App;
 use super::auth::caller;
 use super::body::{Taken, read_body};
+use super::openapi::schemas;
 use super::problem::{LineError, Problem, kinds};
 
 /// How many bodies are held in memory at the same time; others wait.
@@ -25,21 +27,30 @@ pub const BODIES: usize = 4;
 const MAX_ERRORS: usize = 100;
 
 /// What became of the lines.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub struct Taking {
+    /// How many events are in the log now that were not before.
     accepted: u64,
+    /// How many have an id that is in the log already, with the same content.
     duplicates: u64,
+    /// How many would change nothing, such as a join of somebody who is inside.
     unchanged: u64,
     /// Where the messages are now.
     assigned: Vec<Assigned>,
+    /// The lines that are not valid, which were left out because that was asked for.
     skipped: Vec<LineError>,
 }
 
 /// A message, by its line, and its place in its conversation.
-#[derive(Debug, Serialize)]
-struct Assigned {
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct Assigned {
+    /// The number of its line in the body, from 1.
+    #[schema(minimum = 1)]
     line: u64,
+    #[schema(value_type = schemas::ConvId)]
     conv: ConvId,
+    /// Its number in the conversation, from 1.
+    #[schema(minimum = 1)]
     seq: u64,
 }
 

@@ -2,7 +2,7 @@
 //! library become answers.
 
 pub mod kinds;
-mod page;
+pub(super) mod page;
 
 use std::time::Duration;
 
@@ -15,7 +15,9 @@ use ibid::ledger::{CreateError, LedgerError};
 use ibid::limits::LimitReached;
 use ibid::source::SourceError;
 use serde::Serialize;
+use utoipa::ToSchema;
 
+use super::openapi::schemas;
 pub use kinds::Kind;
 pub use page::page;
 
@@ -30,12 +32,15 @@ pub struct Problem {
 }
 
 /// What is wrong with a line of the body.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct LineError {
     /// Its number, from 1.
+    #[schema(minimum = 1)]
     pub line: u64,
     /// The member at fault, unless it is the line as a whole.
+    #[schema(required)]
     pub field: Option<String>,
+    /// What is wrong, without the head and end of a sentence.
     pub reason: String,
 }
 
@@ -210,15 +215,25 @@ impl Problem {
     }
 }
 
-/// The members of RFC 9457 section 3.1, and the request's id.
-#[derive(Serialize)]
-struct Members<'a> {
+/// What went wrong (RFC 9457), and what to do.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(super) struct Members<'a> {
+    /// The stable name of the kind of problem, as a path on this server that describes it.
     #[serde(rename = "type")]
+    #[schema(value_type = String, format = "uri-reference", pattern = "^/problems/[a-z-]+$")]
     kind: String,
+    /// What this kind of problem is called.
     title: &'a str,
+    /// The status of the answer.
+    #[schema(minimum = 400, maximum = 599)]
     status: u16,
+    /// A full sentence that says what to do.
     detail: &'a str,
+    /// The id of the request, by which the log of the server knows it.
+    #[schema(value_type = schemas::RequestId)]
     request_id: &'a str,
+    /// The lines of the body that are at fault, where it is about lines.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     errors: &'a [LineError],
 }

@@ -29,6 +29,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 
+use crate::described;
+
 /// What a server is started with.
 pub struct Setup {
     pub limits: Limits,
@@ -291,7 +293,23 @@ impl Answer {
     }
 }
 
+/// The answer of the API, which must be one that its description has.
 pub async fn answer(request: reqwest::RequestBuilder) -> Answer {
+    let (client, request) = request.build_split();
+    let request = request.expect("a request");
+    let (method, url) = (request.method().clone(), request.url().clone());
+    let request = reqwest::RequestBuilder::from_parts(client, request);
+    let answer = answer_of_others(request).await;
+    if let Err(reason) = described::check(method.as_str(), url.path(), &answer) {
+        let body = String::from_utf8_lossy(&answer.bytes);
+        let (status, headers) = (answer.status, &answer.headers);
+        panic!("{method} {url}: {reason}\n{status} {headers:?}\n{body}");
+    }
+    answer
+}
+
+/// The answer of something that is not the API.
+pub async fn answer_of_others(request: reqwest::RequestBuilder) -> Answer {
     let response = request.send().await.expect("an answer");
     let (status, headers) = (response.status().as_u16(), response.headers().clone());
     let bytes = response.bytes().await.expect("a whole body").to_vec();

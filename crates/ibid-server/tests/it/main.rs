@@ -3,6 +3,7 @@
 mod api;
 mod cli;
 mod crash;
+mod described;
 mod download;
 mod edge;
 mod events;
@@ -10,6 +11,7 @@ mod harness;
 mod links;
 mod log;
 mod offload;
+mod openapi;
 #[path = "../../../ibid/tests/it/pg_server.rs"]
 #[allow(dead_code, reason = "the library's tests use the rest")]
 mod pg_server;

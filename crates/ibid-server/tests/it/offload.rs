@@ -7,7 +7,7 @@ use reqwest::{Method, Url};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::harness::{Answer, Server, Setup, answer, sample};
+use crate::harness::{Answer, Server, Setup, answer, answer_of_others, sample};
 use crate::process::Place;
 use crate::s3_server::S3Server;
 
@@ -75,7 +75,7 @@ impl Sent {
         for (name, value) in headers {
             request = request.header(*name, *value);
         }
-        answer(request).await
+        answer_of_others(request).await
     }
 
     fn is_whole(&self, bytes: &[u8]) -> bool {

@@ -3,7 +3,7 @@
 use std::process::Stdio;
 use std::time::Duration;
 
-use crate::harness::{Answer, answer, sample};
+use crate::harness::{Answer, answer_of_others, sample};
 use crate::process::{Place, Running, all, is_done};
 
 /// Asks a port that a process has named in `line`.
@@ -12,7 +12,7 @@ async fn ask(line: &str, path: &str) -> Answer {
     let at = at.unwrap_or_else(|| panic!("no address in {line:?}"));
     let base = line[at..].trim().trim_end_matches("/metrics");
     let client = ibid_server::commands::http_client().expect("a client");
-    answer(client.get(format!("{base}{path}"))).await
+    answer_of_others(client.get(format!("{base}{path}"))).await
 }
 
 async fn metrics(line: &str) -> Vec<String> {

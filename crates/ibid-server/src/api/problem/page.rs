@@ -6,7 +6,8 @@ use axum::extract::rejection::PathRejection;
 use axum::response::{Html, IntoResponse as _, Response};
 use http::header::{ACCEPT, CONTENT_SECURITY_POLICY, VARY};
 use http::{HeaderMap, HeaderValue};
-use serde_json::json;
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{Kind, Problem};
 
@@ -22,14 +23,14 @@ pub async fn page(
     let mut response = if accepted.any(|line| line.contains("text/html")) {
         html(kind).into_response()
     } else {
-        let document = json!({
-            "type": format!("/problems/{}", kind.name),
-            "title": kind.title,
-            "status": kind.status.as_u16(),
-            "when": kind.when,
-            "what_to_do": kind.todo,
-        });
-        Json(document).into_response()
+        let page = ProblemKind {
+            kind: format!("/problems/{}", kind.name),
+            title: kind.title,
+            status: kind.status.as_u16(),
+            when: kind.when,
+            what_to_do: kind.todo,
+        };
+        Json(page).into_response()
     };
     let headers = response.headers_mut();
     headers.insert(VARY, HeaderValue::from_static("Accept"));
@@ -38,6 +39,20 @@ pub async fn page(
         HeaderValue::from_static("default-src 'none'"),
     );
     Ok(response)
+}
+
+/// A kind of problem.
+#[derive(Serialize, ToSchema)]
+pub(in super::super) struct ProblemKind {
+    /// The `type` that its answers have.
+    #[serde(rename = "type")]
+    kind: String,
+    title: &'static str,
+    status: u16,
+    /// When this is answered.
+    when: &'static str,
+    /// What a client should do.
+    what_to_do: &'static str,
 }
 
 /// Everything in it is a constant of this program.
