@@ -61,14 +61,9 @@ pub fn all(facts: &Facts) -> Vec<Operation> {
     }
     all.extend([create(facts), list(), status(), withdraw(), events()]);
     all.extend([download("get", facts), download("head", facts)]);
-    all.push(options(
-        "/download/{id}",
-        "optionsOfDownload",
-        &["job"],
-        &PROTECTING,
-    ));
     all.push(log());
     all.extend(admin());
+    all.extend(options(facts));
     all
 }
 
@@ -340,17 +335,44 @@ fn download(method: &'static str, facts: &Facts) -> Operation {
     operation
 }
 
-fn options(
-    path: &'static str,
-    id: &'static str,
-    parameters: &[&str],
-    everywhere: &'static [&'static str],
-) -> Operation {
-    Operation::new("options", path, id, "service")
-        .carrying(everywhere)
-        .takes(parameters)
-        .says("Tell which methods there are", "Nothing is looked at.")
-        .answer(Answer::new(204, "`Allow` names them.").carries(&["Allow"]))
+/// Every address tells its methods.
+fn options(facts: &Facts) -> Vec<Operation> {
+    const JOB: &[&str] = &["job"];
+    let addresses: [(&str, &str, &[&str]); 15] = [
+        ("/", "optionsOfService", &[]),
+        ("/healthz", "optionsOfHealth", &[]),
+        ("/readyz", "optionsOfReadiness", &[]),
+        ("/metrics", "optionsOfMetrics", &[]),
+        (super::PATH, "optionsOfDescription", &[]),
+        ("/problems/{name}", "optionsOfProblem", &["problem"]),
+        ("/exports", "optionsOfExports", &[]),
+        ("/exports/{id}", "optionsOfExport", JOB),
+        ("/exports/{id}/events", "optionsOfEvents", JOB),
+        ("/download/{id}", "optionsOfDownload", JOB),
+        ("/log", "optionsOfLog", &[]),
+        ("/admin/exports/{id}/revoke", "optionsOfRevocation", JOB),
+        ("/admin/exports/{id}/restore", "optionsOfRestoration", JOB),
+        ("/admin/exports/{id}/retry", "optionsOfRetry", JOB),
+        ("/admin/accounts/{user}", "optionsOfAccount", &["user"]),
+    ];
+    let there = addresses
+        .into_iter()
+        .filter(|(path, ..)| facts.metrics || *path != "/metrics");
+    let described = there.map(|(path, id, parameters)| {
+        let mut operation = Operation::new("options", path, id, "service");
+        if path.starts_with("/download/") {
+            operation = operation.carrying(&PROTECTING);
+        }
+        operation
+            .takes(parameters)
+            .says(
+                "Tell which methods there are",
+                "Nothing is looked at. To a page of an origin that the server's `cors_origins` \
+                 lists it also says what the page may send and read.",
+            )
+            .answer(Answer::new(204, "`Allow` names them.").carries(&["Allow"]))
+    });
+    described.collect()
 }
 
 fn log() -> Operation {
