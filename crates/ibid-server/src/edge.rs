@@ -18,7 +18,8 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
-use http::{Request, Response, Version};
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Response, StatusCode, Version};
 use hyper::body::{Body as _, Incoming};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
@@ -320,7 +321,13 @@ impl hyper::service::Service<Request<Incoming>> for Conversation {
         // A router is always ready.
         let answer = self.router.clone().call(request);
         Box::pin(async move {
-            let answer = answer.await?;
+            let mut answer = answer.await?;
+            // What is left of the body is not read, so hyper closes; it does not say so.
+            let refused = [StatusCode::REQUEST_TIMEOUT, StatusCode::PAYLOAD_TOO_LARGE];
+            if !in_frames && refused.contains(&answer.status()) {
+                let close = HeaderValue::from_static("close");
+                answer.headers_mut().insert(CONNECTION, close);
+            }
             Ok(answer.map(|body| AnswerBody::new(body, in_hand, in_frames)))
         })
     }

@@ -21,6 +21,7 @@ use crate::config::{
     Artifacts, Config, Environment, Flags, ServeFlags, Settings, StoreFlags, WorkFlags, escape,
 };
 use crate::keys;
+use crate::tls::Certificate;
 use databases::{log, look_into, pins};
 use storage::{free_space, lost_artefacts, object_store, storage};
 
@@ -153,6 +154,9 @@ fn examine(findings: &mut Findings, settings: &Settings) {
     free_space(findings, settings);
     clock(findings, contents.as_ref(), Clock::system().now());
     signing_keys(findings, &settings.signing_keys);
+    if let (Some(cert), Some(key)) = (&settings.tls_cert, &settings.tls_key) {
+        certificate(findings, cert, key);
+    }
     if settings.public_url.is_none() {
         findings.warning(
             "public_url",
@@ -255,6 +259,14 @@ fn signing_keys(findings: &mut Findings, path: &Path) {
     match keys::check(path) {
         Ok(Some(ring)) => findings.ok(CHECK, format!("{} in {}", ring.len(), path.display())),
         Ok(None) => findings.ok(CHECK, "there are none yet; `ibid serve` makes them"),
+        Err(error) => findings.failure(CHECK, error.to_string()),
+    }
+}
+
+fn certificate(findings: &mut Findings, cert: &Path, key: &Path) {
+    const CHECK: &str = "certificate";
+    match Certificate::open(cert, key) {
+        Ok(_) => findings.ok(CHECK, format!("{} and its key", cert.display())),
         Err(error) => findings.failure(CHECK, error.to_string()),
     }
 }

@@ -435,3 +435,40 @@ impl<Io: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Wire<Io> {
         this.patiently(cx, closed)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const OWN: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n";
+
+    /// What arrives of `written`, after a request whose answer's body ended with `body`.
+    async fn arrives(body: &[u8], written: &[u8]) -> Vec<u8> {
+        let (near, mut far) = tokio::io::duplex(1 << 20);
+        let talk = Arc::<Talk>::default();
+        let mut wire = Wire::new(near, Arc::clone(&talk), Patience::default());
+        // In pieces, since it counts how the last ones end together.
+        let in_hand = talk.take(false);
+        body.chunks(3).for_each(|piece| in_hand.sent(piece));
+        drop(in_hand);
+        wire.write_all(written).await.unwrap();
+        wire.flush().await.unwrap();
+        drop(wire);
+        let mut arrived = Vec::new();
+        far.read_to_end(&mut arrived).await.unwrap();
+        arrived
+    }
+
+    #[tokio::test]
+    async fn a_body_that_ends_like_an_answer_of_hypers_own_is_not_touched() {
+        let body = [b"some bytes" as &[u8], OWN].concat();
+        assert_eq!(arrives(&body, &body).await, body);
+        let replaced = arrives(b"some bytes", &body).await;
+        assert!(replaced.starts_with(b"some bytesHTTP/1.1 400 Bad Request\r\n"));
+        let told = String::from_utf8(replaced).unwrap();
+        assert!(told.contains("/problems/malformed"), "{told}");
+        assert!(!told.contains("content-length: 0"), "{told}");
+    }
+}

@@ -85,7 +85,7 @@ async fn who_asks_for_nothing_is_let_go_without_a_word() {
 fn post(path: &str, token: &str, kind: &str, length: usize) -> String {
     format!(
         "POST {path} HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {token}\r\nContent-Type: {kind}\r\n\
-         Idempotency-Key: k\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+         Idempotency-Key: k\r\nContent-Length: {length}\r\n\r\n"
     )
 }
 
@@ -104,7 +104,7 @@ async fn a_body_that_stands_still_is_cut_off_with_a_problem() {
         let mut stream = connect(&server).await;
         let request = post(path, token, kind, 100) + "{";
         stream.write_all(request.as_bytes()).await.expect("sent");
-        only(&rest(&mut stream).await).is_problem(408, "request-timeout");
+        is_farewell(&only(&rest(&mut stream).await), 408, "request-timeout");
     }
     // The key was not consumed by what was never asked.
     assert_eq!(server.post(&alice, "k", SCOPE).await.status, 202);
@@ -124,10 +124,11 @@ async fn a_body_that_trickles_is_cut_off_and_one_that_is_only_slow_is_not() {
     let mut stream = connect(&server).await;
     stream.write_all(request.as_bytes()).await.expect("sent");
     let said = trickle(stream, blanks.as_bytes()).await;
-    only(&said).is_problem(408, "request-timeout");
+    is_farewell(&only(&said), 408, "request-timeout");
 
     // Here a byte earns a second.
     let server = Server::start(patient(|patience| {
+        patience.idle = SOON;
         patience.body = SOON;
         patience.body_bytes_per_second = 1;
     }))

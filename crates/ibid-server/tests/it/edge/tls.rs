@@ -261,6 +261,9 @@ fn a_server_does_not_start_without_a_pair_that_can_be_shown() {
         assert_eq!(ran.code, Some(code), "{arguments:?}: {ran:?}");
         assert!(ran.err.contains(said), "{arguments:?}: {ran:?}");
         assert_eq!(ran.out, "");
+        // The doctor says so, too, without a start.
+        let seen = place.run(&[&["doctor"], &arguments[..]].concat());
+        assert!(seen.out.contains(said), "{arguments:?}: {seen:?}");
     }
 }
 

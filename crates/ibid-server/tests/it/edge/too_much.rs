@@ -47,15 +47,32 @@ async fn bodies_without_end_are_refused_and_not_read() {
         let chunk = [b"10000\r\n" as &[u8], &[b' '; 0x10000], b"\r\n"].concat();
         for (head, piece) in [(announced, vec![b' '; 0x10000]), (in_chunks, chunk)] {
             let (sent, said) = flood(connect(&server).await, head, piece).await;
-            only(&said).is_problem(413, "body-too-large");
+            is_farewell(&only(&said), 413, "body-too-large");
             // What it lingers for, the longest body that is read, and what sockets hold.
             assert!(sent < 100_000_000, "{path}: {sent} bytes were taken");
         }
         // Who asks first is not told to go on.
         let expecting = format!("{head}Expect: 100-continue\r\nContent-Length: {GIGABYTE}\r\n\r\n");
         let said = said_to(&server, expecting.as_bytes()).await;
-        only(&said).is_problem(413, "body-too-large");
+        is_farewell(&only(&said), 413, "body-too-large");
     }
+}
+
+#[tokio::test]
+async fn one_who_sends_all_before_reading_hears_why_it_was_refused() {
+    let server = server().await;
+    let alice = server.token("alice", Role::User).await;
+    // More than sockets hold, so some of it is sent after the answer.
+    let body = vec![b' '; 20_000_000];
+    let head = format!(
+        "POST /exports HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer {alice}\r\n\
+         Content-Type: application/json\r\nIdempotency-Key: k\r\nContent-Length: {}\r\n\r\n",
+        body.len()
+    );
+    let mut stream = connect(&server).await;
+    stream.write_all(head.as_bytes()).await.expect("sent");
+    stream.write_all(&body).await.expect("taken, to be dropped");
+    is_farewell(&only(&rest(&mut stream).await), 413, "body-too-large");
 }
 
 #[tokio::test]
