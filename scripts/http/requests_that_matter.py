@@ -45,6 +45,9 @@ def before_call(context, case, kwargs):
     # An account that is disabled would close the door to all that comes after.
     if name == "setAccount" and (case.path_parameters or {}).get("user") in ("alice", "root", "app"):
         case.path_parameters["user"] = "zoe"
+    # A list of exports names the one that all downloads are of.
+    if name in JOBS and (case.path_parameters or {}).get("id") == DOCUMENT["job_id"]:
+        case.path_parameters["id"] = JOBS[name]
     if not is_right(case):
         return
     if case.path_parameters and "id" in case.path_parameters:
