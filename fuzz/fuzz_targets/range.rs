@@ -55,7 +55,6 @@ fn slowly(field: &[u8], length: u64) -> Plan {
     let mut spans: Vec<Span> = Vec::new();
     for ask in asked {
         let span = match ask {
-            (Some(first), Some(last)) if last < first => return Plan::Whole,
             (Some(first), last) => (first, last.unwrap_or(length).min(length - 1)),
             (None, Some(suffix)) => (length.saturating_sub(suffix), length - 1),
             (None, None) => return Plan::Whole,
@@ -122,13 +121,23 @@ fn asked(field: &[u8]) -> Option<Vec<(Option<u128>, Option<u128>)>> {
             continue;
         }
         let at = element.find('-')?;
-        let (first, last) = (number(&element[..at])?, number(&element[at + 1..])?);
+        let (first, last) = (&element[..at], &element[at + 1..]);
+        if !first.is_empty() && !last.is_empty() && is_less(last, first) {
+            return None;
+        }
+        let (first, last) = (number(first)?, number(last)?);
         if first.is_none() && last.is_none() {
             return None;
         }
         asked.push((first, last));
     }
     Some(asked)
+}
+
+/// Compares two numbers digit by digit, however long they are.
+fn is_less(one: &str, other: &str) -> bool {
+    let width = one.len().max(other.len());
+    format!("{one:0>width$}") < format!("{other:0>width$}")
 }
 
 /// A number, or nothing; no number at all where something else stands.
@@ -138,7 +147,7 @@ fn number(text: &str) -> Option<Option<u128>> {
     }
     let mut value = 0_u128;
     for digit in text.chars() {
-        // The planner says that a number beyond counts as this one, also where two are compared.
+        // No file is longer, so a number beyond says no more than this one.
         value = (value * 10 + u128::from(digit.to_digit(10)?)).min(u64::MAX.into());
     }
     Some(Some(value))

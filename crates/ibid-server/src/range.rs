@@ -174,8 +174,10 @@ impl RangeSpec {
                 last: u64::MAX,
             }),
             (first, last) => {
+                // As they are written, so that two beyond `u64::MAX` are told apart too.
+                let is_ordered = magnitude(first) <= magnitude(last);
                 let (first, last) = (number(first)?, number(last)?);
-                (first <= last).then_some(Self::FromTo { first, last })
+                is_ordered.then_some(Self::FromTo { first, last })
             }
         }
     }
@@ -209,6 +211,12 @@ fn number(digits: &str) -> Option<u64> {
         let value = digit.is_ascii_digit().then(|| u64::from(digit - b'0'))?;
         Some(number.saturating_mul(10).saturating_add(value))
     })
+}
+
+/// What orders digits as the numbers that they stand for.
+fn magnitude(digits: &str) -> (usize, &str) {
+    let significant = digits.trim_start_matches('0');
+    (significant.len(), significant)
 }
 
 /// Whether more than [`MAX_SHARERS`] of the ranges have a byte in common.

@@ -90,6 +90,15 @@ fn numbers_beyond_sixty_four_bits_count_as_the_greatest() {
         Plan::NotSatisfiable
     );
     assert_eq!(get(&[("range", &format!("bytes={huge}-7"))]), Plan::Whole);
+    // Even of two such numbers the greater one does not come first.
+    let less = "9".repeat(199) + "8";
+    for (set, plan) in [
+        (format!("bytes={huge}-{less}"), Plan::Whole),
+        (format!("bytes=00{less}-{huge}"), Plan::NotSatisfiable),
+        (format!("bytes=00{huge}-{huge}"), Plan::NotSatisfiable),
+    ] {
+        assert_eq!(get(&[("range", &set)]), plan, "{set}");
+    }
 }
 
 #[test]

@@ -152,9 +152,8 @@ fn wide_sets() -> impl Strategy<Value = (u64, Vec<(Asked, Decoration)>)> {
 /// Cuts, then merges by twos until nothing changes, in numbers so wide that none can overflow.
 fn answer_in_wide_numbers(asked: &[Asked], length: u64) -> Plan {
     let length = u128::from(length);
-    // A number beyond `u64` counts as the greatest, so two of them are never reversed.
     let is_reversed = |ask: &Asked| match *ask {
-        Asked::FromTo(first, last) => last < first && last < u128::from(u64::MAX),
+        Asked::FromTo(first, last) => last < first,
         Asked::From(_) | Asked::Suffix(_) => false,
     };
     if asked.len() > 16 || asked.iter().any(is_reversed) {
