@@ -30,7 +30,7 @@ use ibid::postgres::Pg;
 use ibid::time::Clock;
 use ibid::vault::Vault;
 use indicatif::{ProgressBar, ProgressStyle};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use crate::config::{
     Artifacts, Config, ConfigError, Database, Environment, Flags, Offload, Settings, escape,
@@ -177,8 +177,8 @@ pub async fn open(settings: &Settings) -> Result<Exporter, Failure> {
 ///
 /// # Errors
 /// It cannot be had, and what to do about that.
-async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
-    let listener = TcpListener::bind(address).await.map_err(|e| {
+fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAddr), Failure> {
+    let listener = listen(address).map_err(|e| {
         Failure::failed(format!(
             "cannot listen on {address}: {e}; stop what uses it, or give another address with \
              {flag}"
@@ -190,12 +190,27 @@ async fn bind(address: SocketAddr, flag: &str) -> Result<(TcpListener, SocketAdd
     Ok((listener, address))
 }
 
+/// How many connections may wait to be accepted, if the system lets so many. In a longer burst a
+/// client's attempt is dropped and made again a second later.
+const BACKLOG: u32 = 4096;
+
+fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    // Connections of a server before this one do not keep the port.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// A port for those who watch the process, if the settings name one, and what is said of it.
-async fn bind_metrics(settings: &Settings) -> Result<Option<(TcpListener, String)>, Failure> {
+fn bind_metrics(settings: &Settings) -> Result<Option<(TcpListener, String)>, Failure> {
     let Some(address) = settings.metrics_listen else {
         return Ok(None);
     };
-    let (listener, address) = bind(address, "--metrics-listen").await?;
+    let (listener, address) = bind(address, "--metrics-listen")?;
     let text = format!("metrics are on http://{address}/metrics");
     Ok(Some((listener, text)))
 }

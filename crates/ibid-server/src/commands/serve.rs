@@ -62,8 +62,8 @@ pub async fn run(args: ServeArgs) -> Result<(), Failure> {
     let keys = KeyStore::open_or_create(&settings.signing_keys, Clock::system().now())
         .map_err(|e| Failure::failed(e.to_string()))?;
     let edge = edge(settings)?;
-    let (listener, address) = bind(settings.listen, "--listen").await?;
-    let watching = bind_metrics(settings).await?;
+    let (listener, address) = bind(settings.listen, "--listen")?;
+    let watching = bind_metrics(settings)?;
     let stop = signals::stop_token().map_err(|e| {
         Failure::failed(format!("signals cannot be received: {e}; check the limits"))
     })?;

@@ -68,7 +68,7 @@ pub async fn run(args: WorkerArgs) -> Result<(), Failure> {
         say_attempt(&report, args.json);
         count(report);
     });
-    let watching = bind_metrics(settings).await?.map(|(listener, text)| {
+    let watching = bind_metrics(settings)?.map(|(listener, text)| {
         // Each line of the output is an attempt where a program reads it.
         if args.json {
             complain(&text);

@@ -159,6 +159,28 @@ async fn a_connection_on_which_nothing_happens_is_let_go() {
     until("it is gone", async || server.cut.open() == 0).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_an_answer_that_is_never_taken_does_not_keep_a_connection() {
+    let ready = ready_at(patient(|patience| {
+        patience.idle = SOON;
+        patience.head = SOON;
+    }))
+    .await;
+    let mut client = h2::client::Builder::new();
+    client.initial_window_size(1_000);
+    let stream = super::connect(&ready.server).await;
+    let (mut requests, connection) = client.handshake::<_, Bytes>(stream).await.expect("shaken");
+    // It goes on answering pings.
+    let ended = tokio::spawn(connection);
+    // Short enough to be handed over whole, and longer than what is taken of it.
+    let request = asking("GET", &ready.url, &[("range", "bytes=0-4999")]);
+    let (response, _) = requests.send_request(request, true).expect("sent");
+    let response = in_time(response).await.expect("an answer");
+    assert_eq!(response.status(), StatusCode::PARTIAL_CONTENT);
+    let _ = in_time(ended).await.expect("no panic");
+    until("it is gone", async || ready.server.cut.open() == 0).await;
+}
+
 #[tokio::test]
 async fn frames_that_are_none_end_the_connection() {
     let server = server().await;

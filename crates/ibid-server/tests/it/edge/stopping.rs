@@ -7,15 +7,16 @@ use sha2::{Digest as _, Sha256};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::http2::{asking, connect as connect2, read};
-use super::{connect, long, only, rest};
+use super::{connect, long, only, patient, rest};
 use crate::harness::{Server, Setup};
 use crate::process::until;
 
-/// A server that may take its time to stop, and does not.
+/// A server that may take its time to stop, and does not; and that lets nobody go before.
 fn unhurried() -> Setup {
+    let hour = Duration::from_secs(3600);
     Setup {
-        drain: Duration::from_secs(3600),
-        ..Setup::default()
+        drain: hour,
+        ..patient(|patience| patience.idle = hour)
     }
 }
 
