@@ -221,7 +221,7 @@ settings! {
         default: Nothing, form: Text, secret: false, parse: parse::path_or_none,
     }
 
-    /// Origins whose web pages may use the API, as https://chat.example, separated by commas
+    /// Origins whose web pages may use the API, each as `https://chat.example`, separated by commas
     cors_origins: Vec<String> = cors_origins {
         default: Nothing, form: List, secret: false, parse: parse::origins,
     }
