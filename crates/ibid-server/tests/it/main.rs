@@ -8,6 +8,9 @@ mod download;
 mod edge;
 mod events;
 mod harness;
+#[path = "../../../ibid/tests/it/fetching/hostile.rs"]
+#[allow(dead_code, reason = "the library's tests use the rest")]
+mod hostile;
 mod links;
 mod log;
 mod offload;

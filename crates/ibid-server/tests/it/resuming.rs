@@ -11,7 +11,8 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::harness::{join, message};
-use crate::process::{Place, Running, Served};
+use crate::hostile::{Answer, Hostile, Request, file};
+use crate::process::{Place, Running, Served, on_thread};
 
 /// A conversation whose export has 20 MB: more than what is on its way at any moment.
 fn large() -> Vec<String> {
@@ -162,4 +163,105 @@ async fn stalling(base: &str, bytes: u64) -> String {
         }
     });
     format!("http://{address}")
+}
+
+/// A way to answer, the exit code that the command ends with, and whether there is a file then.
+type Behaviour = (fn(&Request) -> Answer, i32, bool);
+
+/// The tests of the library try many more; these end without waiting.
+const BEHAVIOURS: [Behaviour; 12] = [
+    (|request| honest(request), 0, true),
+    (
+        |request| match request.number {
+            0..3 => honest(request).cut_after(40_000),
+            _ => honest(request),
+        },
+        0,
+        true,
+    ),
+    // It takes no ranges, and breaks off once.
+    (
+        |request| match request.number {
+            0 => Answer::whole(&file(1)).cut_after(40_000),
+            _ => Answer::whole(&file(1)),
+        },
+        0,
+        true,
+    ),
+    // It lies about them.
+    (
+        |request| match (request.number, &request.range) {
+            (0, _) => honest(request).cut_after(40_000),
+            (_, Some(_)) => honest(request).with("Content-Range", "bytes 0-9/10"),
+            (_, None) => honest(request),
+        },
+        0,
+        true,
+    ),
+    // It has another file by then, and does not say so.
+    (
+        |request| match request.number {
+            0 => Answer::honest(request, &file(2))
+                .with("ETag", "\"x\"")
+                .cut_after(40_000),
+            1 => Answer::careless(request, &file(1)).with("ETag", "\"x\""),
+            _ => honest(request),
+        },
+        0,
+        true,
+    ),
+    (
+        |request| {
+            let mut answer = honest(request);
+            answer.body.truncate(1000);
+            answer.with("Content-Length", "1000")
+        },
+        1,
+        false,
+    ),
+    (
+        |request| {
+            let mut answer = honest(request);
+            answer.body[7] ^= 1;
+            answer
+        },
+        1,
+        false,
+    ),
+    (
+        |request| honest(request).without("Content-Length"),
+        1,
+        false,
+    ),
+    (|request| honest(request).without("Repr-Digest"), 1, false),
+    (|_| Answer::status(307).with("Location", "/again"), 1, false),
+    (
+        |_| Answer::problem(403, "link-expired", "The link has expired."),
+        3,
+        false,
+    ),
+    (|_| Answer::status(404), 3, false),
+];
+
+fn honest(request: &Request) -> Answer {
+    Answer::honest(request, &file(1))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_misbehaves_never_makes_the_command_leave_a_wrong_file() {
+    for (number, (answer, code, is_there)) in BEHAVIOURS.into_iter().enumerate() {
+        let server = Hostile::start(answer).await;
+        let url = server.url();
+        let (ran, found) = on_thread(move || {
+            let place = Place::new();
+            let ran = place.run(&["download", &url, "-o", "x.gz"]);
+            let found = std::fs::read(place.folder.path().join("x.gz")).ok();
+            (ran, found)
+        })
+        .await;
+        assert_eq!(ran.code, Some(code), "{number}: {ran:?}");
+        assert!(!ran.err.contains("secret"), "{number}: {ran:?}");
+        assert_eq!(found.is_some(), is_there, "{number}: {ran:?}");
+        assert!(found.is_none_or(|found| found == file(1)), "{number}");
+    }
 }
