@@ -45,6 +45,7 @@ use crate::scope::Scope;
 
 pub use fetch::{Expected, Fetch, FetchEvent, Fetched, Link};
 
+pub use http::http_client;
 pub use refusal::Refusal;
 
 /// How long a server may be gone while an export is waited for: it may be starting anew.

@@ -379,6 +379,8 @@ impl Export {
             (State::Done, Event::Retried) => {
                 // What was told of the file stays true: only the same one is accepted.
                 self.strikes = 0;
+                // That its bytes are damaged is no reason for the new attempt to wait.
+                self.waiting = None;
                 self.back_to_queue(now);
             }
             (State::Failed, Event::Retried) => {

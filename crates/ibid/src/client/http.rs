@@ -23,8 +23,8 @@ pub(super) struct Http {
 impl Http {
     pub(super) fn new() -> Result<Http, ClientError> {
         Ok(Http {
-            near: build(ClientBuilder::no_proxy)?,
-            far: build(|builder| builder)?,
+            near: http_client(ClientBuilder::no_proxy)?,
+            far: http_client(|builder| builder)?,
         })
     }
 
@@ -49,7 +49,13 @@ impl Http {
     }
 }
 
-fn build(change: impl Fn(ClientBuilder) -> ClientBuilder) -> Result<reqwest::Client, ClientError> {
+/// An HTTP client that follows no redirect, with what `change` adds.
+///
+/// # Errors
+/// [`ClientError::Invalid`]: it cannot be built so.
+pub fn http_client(
+    change: impl Fn(ClientBuilder) -> ClientBuilder,
+) -> Result<reqwest::Client, ClientError> {
     // Only a second installation fails, and then it is there.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let builder = || {

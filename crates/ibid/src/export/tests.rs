@@ -438,3 +438,30 @@ fn retention_ends_at_its_moment_and_not_when_somebody_sweeps() {
     assert_eq!(export.state_at(edge), State::Expired);
     assert_eq!(at(State::Queued).state_at(edge), State::Queued);
 }
+
+#[test]
+fn a_done_export_waits_for_its_own_file_to_be_put_right_and_not_while_it_is_made_again() {
+    let mut export = at(State::Done);
+    let artefact = export.artefact.as_ref().unwrap().claim;
+    let another = ClaimId::from_bytes([9; 16]);
+    let damaged = Event::Damaged { artefact };
+    let of_another = Event::Damaged { artefact: another };
+    assert_eq!(export.on(of_another, NOW), Ok(Change::Unchanged));
+    assert_eq!(export.on(damaged.clone(), NOW), Ok(Change::Changed));
+    let waiting = export.waiting.clone().unwrap();
+    assert_eq!(waiting.problem.kind, "artefact-unavailable");
+    // It is told since when, however often it is found.
+    let later = NOW.plus(Duration::from_secs(5));
+    assert_eq!(export.on(damaged.clone(), later), Ok(Change::Unchanged));
+    assert_eq!(export.waiting, Some(waiting));
+    let of_another = Event::Sound { artefact: another };
+    assert_eq!(export.on(of_another, later), Ok(Change::Unchanged));
+    let sound = Event::Sound { artefact };
+    assert_eq!(export.on(sound.clone(), later), Ok(Change::Changed));
+    assert_eq!((export.state, &export.waiting), (State::Done, &None));
+    assert_eq!(export.on(sound, later), Ok(Change::Unchanged));
+
+    export.on(damaged, later).unwrap();
+    export.on(Event::Retried, later).unwrap();
+    assert_eq!((export.state, &export.waiting), (State::Queued, &None));
+}
